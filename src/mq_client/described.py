@@ -34,5 +34,5 @@ def _plan(kind: Any, told: object) -> _Plan:
 
 def _plainly(value: object) -> Callable[[Any], Any] | None:
     if isinstance(value, Mapping):
-        return lambda entries: dict(sorted(entries.items()))
+        return lambda entries: dict(sorted(entries.items())) if entries else {}
     return tuple if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None

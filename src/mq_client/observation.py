@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
+from mq_client.described import described
 from mq_client.errors import InvalidRequest, TritonMQError, Unreachable
 from mq_client.topic_descriptions import TopicDescription, described_topic
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import REQUEST_TOPICS_MAX
 from mq_protocol.names import INTERNAL_PREFIX, check_topic_name
+from mq_protocol.observed import add_group, add_topic
 
 DETAILS: Final = {"broker": pb.BROKER, "topics": pb.TOPICS, "partitions": pb.PARTITIONS}
 
@@ -245,138 +248,35 @@ def _asked_side_by_side(
 
 def put_together(answers: Mapping[str, pb.ObserveResponse]) -> ClusterObservation:
     """One observation of what brokers answered, by their addresses."""
-    topics: dict[str, TopicObservation] = {}
-    partitions: dict[tuple[str, int], PartitionObservation] = {}
-    groups: dict[tuple[str, str], GroupObservation] = {}
-    left_out: dict[str, int] = {}
+    topics: dict[str, pb.ObservedTopic] = {}
+    partitions: dict[tuple[str, int], tuple[pb.ObservedPartition, int]] = {}
+    groups: dict[tuple[str, str], pb.ObservedGroup] = {}
+    left_out = Counter[str]()
     for answer in answers.values():
-        for topic in _topics(answer):
-            topics[topic.name] = _both_topics(topics.get(topic.name), topic)
-        for partition in _partitions(answer):
+        for topic in answer.topics:
+            if topics.setdefault(topic.name, topic) is not topic:
+                add_topic(topics[topic.name], topic)
+        for partition in answer.partitions:
             place = partition.topic, partition.partition
-            if place not in partitions or _freshness(partitions[place]) < _freshness(partition):
-                partitions[place] = partition
-        for group in _groups(answer):
-            groups[group.group, group.topic] = _both_groups(groups.get((group.group, group.topic)), group)
-        for what, count in answer.left_out.items():
-            left_out[what] = left_out.get(what, 0) + count
-    brokers = sorted((_broker(address, each) for address, each in answers.items()), key=lambda broker: broker.id)
+            if place not in partitions or _freshness(partitions[place][0]) < _freshness(partition):
+                partitions[place] = partition, answer.broker
+        for group in answer.groups:
+            if groups.setdefault((group.group, group.topic), group) is not group:
+                add_group(groups[group.group, group.topic], group)
+        left_out.update(answer.left_out)
+    brokers = [
+        described(BrokerObservation, answer, id=answer.broker, address=address) for address, answer in answers.items()
+    ]
     return ClusterObservation(
         next((answer.cluster_id for answer in answers.values()), ""),
-        tuple(brokers),
-        tuple(topics[name] for name in sorted(topics)),
-        tuple(partitions[place] for place in sorted(partitions)),
-        tuple(groups[place] for place in sorted(groups)),
-        left_out=left_out,
+        tuple(sorted(brokers, key=lambda broker: broker.id)),
+        tuple(described(TopicObservation, row) for _, row in sorted(topics.items())),
+        tuple(described(PartitionObservation, row, told_by=by) for _, (row, by) in sorted(partitions.items())),
+        tuple(described(GroupObservation, row) for _, row in sorted(groups.items())),
+        left_out=dict(left_out),
     )
 
 
-def _broker(address: str, answer: pb.ObserveResponse) -> BrokerObservation:
-    return BrokerObservation(
-        answer.broker,
-        address,
-        answer.incarnation,
-        answer.version,
-        answer.state,
-        answer.coordination,
-        answer.now_us,
-        dict(answer.values),
-        dict(answer.links),
-    )
-
-
-def _topics(answer: pb.ObserveResponse) -> Iterator[TopicObservation]:
-    told = answer.topics
-    columns = told.name, told.led, told.records, told.bytes, told.staged_batches, told.oldest_staged_us
-    for row in zip(*columns, strict=True):
-        yield TopicObservation(*row)
-
-
-def _groups(answer: pb.ObserveResponse) -> Iterator[GroupObservation]:
-    told = answer.groups
-    columns: tuple[Iterable[Any], ...] = (
-        told.group,
-        told.topic,
-        told.kind,
-        told.members,
-        told.lag,
-        told.lag_bytes,
-        told.lag_us,
-        told.moved_us,
-        told.label,
-    )
-    for row in zip(*columns, strict=True):
-        yield GroupObservation(*row)
-
-
-def _partitions(answer: pb.ObserveResponse) -> Iterator[PartitionObservation]:
-    told = answer.partitions
-    columns: tuple[Iterable[Any], ...] = (
-        (answer.topics.name[place] for place in told.topic),
-        told.partition,
-        (answer.broker for _ in told.partition),
-        told.leads,
-        told.leader,
-        told.leader_epoch,
-        _lists(told.replicas_count, told.replicas),
-        _lists(told.isr_count, told.isr),
-        _lists(told.moving_to_count, told.moving_to),
-        told.log_start_offset,
-        told.log_end_offset,
-        told.high_watermark,
-        told.size_bytes,
-        told.staged_batches,
-        told.oldest_staged_us,
-        _unheard(told),
-    )
-    for row in zip(*columns, strict=True):
-        yield PartitionObservation(*row)
-
-
-def _lists(counts: Iterable[int], flat: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The flat column cut into the lists of its rows."""
-    at = 0
-    for count in counts:
-        yield tuple(flat[at : at + count])
-        at += count
-
-
-def _unheard(told: pb.ObservedPartitions) -> Iterator[dict[int, int]]:
-    pairs = zip(_lists(told.unheard_count, told.unheard), _lists(told.unheard_count, told.unheard_ms), strict=True)
-    return (dict(zip(brokers, silent_ms, strict=True)) for brokers, silent_ms in pairs)
-
-
-def _freshness(told: PartitionObservation) -> tuple[bool, int, int]:
+def _freshness(told: pb.ObservedPartition) -> tuple[bool, int, int]:
     """Of two words about one partition the greater holds: the leader's, else that of the newest epoch."""
     return told.leads, told.leader_epoch, told.high_watermark
-
-
-def _both_topics(one: TopicObservation | None, other: TopicObservation) -> TopicObservation:
-    if one is None:
-        return other
-    staged_us = [each for each in (one.oldest_staged_us, other.oldest_staged_us) if each]
-    return TopicObservation(
-        one.name,
-        one.led + other.led,
-        one.records + other.records,
-        one.bytes + other.bytes,
-        one.staged_batches + other.staged_batches,
-        min(staged_us, default=0),
-    )
-
-
-def _both_groups(one: GroupObservation | None, other: GroupObservation) -> GroupObservation:
-    """A member usually is one of several leaders' at once: the most that one leader knows are not too many."""
-    if one is None:
-        return other
-    return GroupObservation(
-        one.group,
-        one.topic,
-        one.kind,
-        max(one.members, other.members),
-        one.lag + other.lag,
-        one.lag_bytes + other.lag_bytes,
-        max(one.lag_us, other.lag_us),
-        max(one.moved_us, other.moved_us),
-        (one if one.label and one.moved_us >= other.moved_us else other).label or one.label,
-    )

@@ -4910,10 +4910,8 @@ class ObserveRequest(_message.Message):
 Global___ObserveRequest: _TypeAlias = ObserveRequest  # noqa: Y015
 
 @_typing.final
-class ObservedTopics(_message.Message):
-    """Rows are columns: one element a row in every field.
-    sums over the partitions that this broker leads
-    """
+class ObservedTopic(_message.Message):
+    """sums over the partitions that this broker leads"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -4923,58 +4921,72 @@ class ObservedTopics(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     STAGED_BATCHES_FIELD_NUMBER: _builtins.int
     OLDEST_STAGED_US_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def name(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    @_builtins.property
-    def led(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """how many partitions that is; 0: it only follows"""
-
-    @_builtins.property
-    def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def staged_batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of transactions, which nobody can read yet"""
-
-    @_builtins.property
-    def oldest_staged_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """when the first of them was staged, 0 if there is none"""
-
+    RETENTION_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    led: _builtins.int
+    """how many partitions that is; 0: it only follows"""
+    records: _builtins.int
+    bytes: _builtins.int
+    staged_batches: _builtins.int
+    """of transactions, which nobody can read yet"""
+    oldest_staged_us: _builtins.int
+    """when the first of them was staged, 0 if there is none"""
+    retention_ms: _builtins.int
+    """the topic's setting; none: records are kept for ever"""
     def __init__(
         self,
         *,
-        name: _abc.Iterable[_builtins.str] | None = ...,
-        led: _abc.Iterable[_builtins.int] | None = ...,
-        records: _abc.Iterable[_builtins.int] | None = ...,
-        bytes: _abc.Iterable[_builtins.int] | None = ...,
-        staged_batches: _abc.Iterable[_builtins.int] | None = ...,
-        oldest_staged_us: _abc.Iterable[_builtins.int] | None = ...,
+        name: _builtins.str = ...,
+        led: _builtins.int = ...,
+        records: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        staged_batches: _builtins.int = ...,
+        oldest_staged_us: _builtins.int = ...,
+        retention_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retention_ms", b"_retention_ms", "retention_ms", b"retention_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "led", b"led", "name", b"name", "oldest_staged_us", b"oldest_staged_us", "records", b"records", "staged_batches", b"staged_batches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retention_ms", b"_retention_ms", "bytes", b"bytes", "led", b"led", "name", b"name", "oldest_staged_us", b"oldest_staged_us", "records", b"records", "retention_ms", b"retention_ms", "staged_batches", b"staged_batches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__retention_ms: _TypeAlias = _typing.Literal["retention_ms"]  # noqa: Y015
+    _WhichOneofArgType__retention_ms: _TypeAlias = _typing.Literal["_retention_ms", b"_retention_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_ms) -> _WhichOneofReturnType__retention_ms | None: ...
 
-Global___ObservedTopics: _TypeAlias = ObservedTopics  # noqa: Y015
+Global___ObservedTopic: _TypeAlias = ObservedTopic  # noqa: Y015
 
 @_typing.final
-class ObservedPartitions(_message.Message):
-    """every open replica of this broker"""
+class ObservedPartition(_message.Message):
+    """an open replica of this broker"""
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class UnheardMsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     TOPIC_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     LEADS_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
-    REPLICAS_COUNT_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
-    ISR_COUNT_FIELD_NUMBER: _builtins.int
     ISR_FIELD_NUMBER: _builtins.int
-    MOVING_TO_COUNT_FIELD_NUMBER: _builtins.int
     MOVING_TO_FIELD_NUMBER: _builtins.int
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
     LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
@@ -4982,98 +4994,62 @@ class ObservedPartitions(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     STAGED_BATCHES_FIELD_NUMBER: _builtins.int
     OLDEST_STAGED_US_FIELD_NUMBER: _builtins.int
-    UNHEARD_COUNT_FIELD_NUMBER: _builtins.int
-    UNHEARD_FIELD_NUMBER: _builtins.int
     UNHEARD_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    leads: _builtins.bool
+    """this replica leads, and knows the end of its log"""
+    leader: _builtins.int
+    """0: none is known here"""
+    leader_epoch: _builtins.int
+    log_start_offset: _builtins.int
+    log_end_offset: _builtins.int
+    """of what is known here to be committed"""
+    high_watermark: _builtins.int
+    """the last entry that is known here to be committed"""
+    size_bytes: _builtins.int
+    staged_batches: _builtins.int
+    oldest_staged_us: _builtins.int
     @_builtins.property
-    def topic(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """its place in the names of the topics"""
-
-    @_builtins.property
-    def partition(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def leads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """this replica leads, and knows the end of its log"""
-
-    @_builtins.property
-    def leader(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """0: none is known here"""
-
-    @_builtins.property
-    def leader_epoch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def replicas_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """so many of the flat list belong to each row"""
-
-    @_builtins.property
-    def isr_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def isr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def moving_to_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
     def moving_to(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def log_start_offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def log_end_offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of what is known here to be committed"""
-
-    @_builtins.property
-    def high_watermark(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """the last entry that is known here to be committed"""
-
-    @_builtins.property
-    def size_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def staged_batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def oldest_staged_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def unheard_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def unheard(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def unheard_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """as in PartitionInfo; both lists are flat"""
+    def unheard_ms(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """as in PartitionInfo"""
 
     def __init__(
         self,
         *,
-        topic: _abc.Iterable[_builtins.int] | None = ...,
-        partition: _abc.Iterable[_builtins.int] | None = ...,
-        leads: _abc.Iterable[_builtins.bool] | None = ...,
-        leader: _abc.Iterable[_builtins.int] | None = ...,
-        leader_epoch: _abc.Iterable[_builtins.int] | None = ...,
-        replicas_count: _abc.Iterable[_builtins.int] | None = ...,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        leads: _builtins.bool = ...,
+        leader: _builtins.int = ...,
+        leader_epoch: _builtins.int = ...,
         replicas: _abc.Iterable[_builtins.int] | None = ...,
-        isr_count: _abc.Iterable[_builtins.int] | None = ...,
         isr: _abc.Iterable[_builtins.int] | None = ...,
-        moving_to_count: _abc.Iterable[_builtins.int] | None = ...,
         moving_to: _abc.Iterable[_builtins.int] | None = ...,
-        log_start_offset: _abc.Iterable[_builtins.int] | None = ...,
-        log_end_offset: _abc.Iterable[_builtins.int] | None = ...,
-        high_watermark: _abc.Iterable[_builtins.int] | None = ...,
-        size_bytes: _abc.Iterable[_builtins.int] | None = ...,
-        staged_batches: _abc.Iterable[_builtins.int] | None = ...,
-        oldest_staged_us: _abc.Iterable[_builtins.int] | None = ...,
-        unheard_count: _abc.Iterable[_builtins.int] | None = ...,
-        unheard: _abc.Iterable[_builtins.int] | None = ...,
-        unheard_ms: _abc.Iterable[_builtins.int] | None = ...,
+        log_start_offset: _builtins.int = ...,
+        log_end_offset: _builtins.int = ...,
+        high_watermark: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        staged_batches: _builtins.int = ...,
+        oldest_staged_us: _builtins.int = ...,
+        unheard_ms: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["high_watermark", b"high_watermark", "isr", b"isr", "isr_count", b"isr_count", "leader", b"leader", "leader_epoch", b"leader_epoch", "leads", b"leads", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "moving_to", b"moving_to", "moving_to_count", b"moving_to_count", "oldest_staged_us", b"oldest_staged_us", "partition", b"partition", "replicas", b"replicas", "replicas_count", b"replicas_count", "size_bytes", b"size_bytes", "staged_batches", b"staged_batches", "topic", b"topic", "unheard", b"unheard", "unheard_count", b"unheard_count", "unheard_ms", b"unheard_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high_watermark", b"high_watermark", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "leads", b"leads", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "moving_to", b"moving_to", "oldest_staged_us", b"oldest_staged_us", "partition", b"partition", "replicas", b"replicas", "size_bytes", b"size_bytes", "staged_batches", b"staged_batches", "topic", b"topic", "unheard_ms", b"unheard_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ObservedPartitions: _TypeAlias = ObservedPartitions  # noqa: Y015
+Global___ObservedPartition: _TypeAlias = ObservedPartition  # noqa: Y015
 
 @_typing.final
-class ObservedGroups(_message.Message):
-    """a row a group and topic, of the partitions that this broker leads"""
+class ObservedGroup(_message.Message):
+    """a group in a topic, of the partitions that this broker leads"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -5086,46 +5062,33 @@ class ObservedGroups(_message.Message):
     LAG_US_FIELD_NUMBER: _builtins.int
     MOVED_US_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def group(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    @_builtins.property
-    def topic(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    @_builtins.property
-    def kind(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    @_builtins.property
-    def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def lag(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """records behind its cursors"""
-
-    @_builtins.property
-    def lag_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """as they are stored"""
-
-    @_builtins.property
-    def lag_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """how old the oldest of them is"""
-
-    @_builtins.property
-    def moved_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """when one of its cursors moved last"""
-
-    @_builtins.property
-    def label(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """what people call the group; empty: nothing"""
-
+    group: _builtins.str
+    topic: _builtins.str
+    kind: _builtins.str
+    members: _builtins.int
+    """at least so many"""
+    lag: _builtins.int
+    """records behind its cursors"""
+    lag_bytes: _builtins.int
+    """as they are stored"""
+    lag_us: _builtins.int
+    """how old the oldest of them is"""
+    moved_us: _builtins.int
+    """when one of its cursors moved last"""
+    label: _builtins.str
+    """what people call the group; empty: nothing"""
     def __init__(
         self,
         *,
-        group: _abc.Iterable[_builtins.str] | None = ...,
-        topic: _abc.Iterable[_builtins.str] | None = ...,
-        kind: _abc.Iterable[_builtins.str] | None = ...,
-        members: _abc.Iterable[_builtins.int] | None = ...,
-        lag: _abc.Iterable[_builtins.int] | None = ...,
-        lag_bytes: _abc.Iterable[_builtins.int] | None = ...,
-        lag_us: _abc.Iterable[_builtins.int] | None = ...,
-        moved_us: _abc.Iterable[_builtins.int] | None = ...,
-        label: _abc.Iterable[_builtins.str] | None = ...,
+        group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        members: _builtins.int = ...,
+        lag: _builtins.int = ...,
+        lag_bytes: _builtins.int = ...,
+        lag_us: _builtins.int = ...,
+        moved_us: _builtins.int = ...,
+        label: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -5133,7 +5096,7 @@ class ObservedGroups(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ObservedGroups: _TypeAlias = ObservedGroups  # noqa: Y015
+Global___ObservedGroup: _TypeAlias = ObservedGroup  # noqa: Y015
 
 @_typing.final
 class ObserveResponse(_message.Message):
@@ -5227,11 +5190,11 @@ class ObserveResponse(_message.Message):
         """numbers of this broker, by the names of its metrics"""
 
     @_builtins.property
-    def topics(self) -> Global___ObservedTopics: ...
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedTopic]: ...
     @_builtins.property
-    def partitions(self) -> Global___ObservedPartitions: ...
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedPartition]: ...
     @_builtins.property
-    def groups(self) -> Global___ObservedGroups: ...
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedGroup]: ...
     @_builtins.property
     def links(self) -> _containers.ScalarMap[_builtins.int, _builtins.bool]:
         """to each other registered broker: whether there is one"""
@@ -5251,13 +5214,13 @@ class ObserveResponse(_message.Message):
         state: _builtins.str = ...,
         coordination: _builtins.str = ...,
         values: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-        topics: Global___ObservedTopics | None = ...,
-        partitions: Global___ObservedPartitions | None = ...,
-        groups: Global___ObservedGroups | None = ...,
+        topics: _abc.Iterable[Global___ObservedTopic] | None = ...,
+        partitions: _abc.Iterable[Global___ObservedPartition] | None = ...,
+        groups: _abc.Iterable[Global___ObservedGroup] | None = ...,
         links: _abc.Mapping[_builtins.int, _builtins.bool] | None = ...,
         left_out: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "partitions", b"partitions", "topics", b"topics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "cluster_id", b"cluster_id", "coordination", b"coordination", "groups", b"groups", "incarnation", b"incarnation", "left_out", b"left_out", "links", b"links", "now_us", b"now_us", "partitions", b"partitions", "state", b"state", "topics", b"topics", "values", b"values", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

@@ -819,8 +819,7 @@ type BrokerInfo struct {
 	Release        string                 `protobuf:"bytes,5,opt,name=release,proto3" json:"release,omitempty"`
 	Protocol       int32                  `protobuf:"varint,6,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	ProtocolOldest int32                  `protobuf:"varint,7,opt,name=protocol_oldest,json=protocolOldest,proto3" json:"protocol_oldest,omitempty"`
-	Level          int32                  `protobuf:"varint,8,opt,name=level,proto3" json:"level,omitempty"`                                     // the highest level of features that it knows
-	StreamAddress  string                 `protobuf:"bytes,9,opt,name=stream_address,json=streamAddress,proto3" json:"stream_address,omitempty"` // its stream port (mq_protocol/streams.py), for clients that know it; empty: none that is of use to them
+	Level          int32                  `protobuf:"varint,8,opt,name=level,proto3" json:"level,omitempty"` // the highest level of features that it knows
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -909,13 +908,6 @@ func (x *BrokerInfo) GetLevel() int32 {
 		return x.Level
 	}
 	return 0
-}
-
-func (x *BrokerInfo) GetStreamAddress() string {
-	if x != nil {
-		return x.StreamAddress
-	}
-	return ""
 }
 
 type PartitionInfo struct {
@@ -1301,8 +1293,9 @@ type MetadataResponse struct {
 	Level              int32                  `protobuf:"varint,7,opt,name=level,proto3" json:"level,omitempty"`                                                     // of features, of the cluster
 	Protocol           int32                  `protobuf:"varint,8,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	ProtocolOldest     int32                  `protobuf:"varint,9,opt,name=protocol_oldest,json=protocolOldest,proto3" json:"protocol_oldest,omitempty"`
-	Release            string                 `protobuf:"bytes,10,opt,name=release,proto3" json:"release,omitempty"` // of the broker that answered
-	More               bool                   `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`       // not everything fits: ask on, after the last topic, or for those that are not told
+	Release            string                 `protobuf:"bytes,10,opt,name=release,proto3" json:"release,omitempty"`                   // of the broker that answered
+	More               bool                   `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`                         // not everything fits: ask on, after the last topic, or for those that are not told
+	NotReady           string                 `protobuf:"bytes,14,opt,name=not_ready,json=notReady,proto3" json:"not_ready,omitempty"` // why the broker that answered is to be sent no work yet, or no more; empty: it is ready
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -1426,6 +1419,13 @@ func (x *MetadataResponse) GetMore() bool {
 		return x.More
 	}
 	return false
+}
+
+func (x *MetadataResponse) GetNotReady() string {
+	if x != nil {
+		return x.NotReady
+	}
+	return ""
 }
 
 type CreateTopicRequest struct {
@@ -10223,33 +10223,33 @@ func (x *ObserveRequest) GetTopics() []string {
 	return nil
 }
 
-// Rows are columns: one element a row in every field.
-type ObservedTopics struct {
+type ObservedTopic struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
-	Name           []string               `protobuf:"bytes,1,rep,name=name,proto3" json:"name,omitempty"`
-	Led            []uint32               `protobuf:"varint,2,rep,packed,name=led,proto3" json:"led,omitempty"` // how many partitions that is; 0: it only follows
-	Records        []uint64               `protobuf:"varint,3,rep,packed,name=records,proto3" json:"records,omitempty"`
-	Bytes          []uint64               `protobuf:"varint,4,rep,packed,name=bytes,proto3" json:"bytes,omitempty"`
-	StagedBatches  []uint64               `protobuf:"varint,5,rep,packed,name=staged_batches,json=stagedBatches,proto3" json:"staged_batches,omitempty"`      // of transactions, which nobody can read yet
-	OldestStagedUs []uint64               `protobuf:"varint,6,rep,packed,name=oldest_staged_us,json=oldestStagedUs,proto3" json:"oldest_staged_us,omitempty"` // when the first of them was staged, 0 if there is none
+	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Led            uint32                 `protobuf:"varint,2,opt,name=led,proto3" json:"led,omitempty"` // how many partitions that is; 0: it only follows
+	Records        uint64                 `protobuf:"varint,3,opt,name=records,proto3" json:"records,omitempty"`
+	Bytes          uint64                 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	StagedBatches  uint64                 `protobuf:"varint,5,opt,name=staged_batches,json=stagedBatches,proto3" json:"staged_batches,omitempty"`      // of transactions, which nobody can read yet
+	OldestStagedUs uint64                 `protobuf:"varint,6,opt,name=oldest_staged_us,json=oldestStagedUs,proto3" json:"oldest_staged_us,omitempty"` // when the first of them was staged, 0 if there is none
+	RetentionMs    *int64                 `protobuf:"varint,7,opt,name=retention_ms,json=retentionMs,proto3,oneof" json:"retention_ms,omitempty"`      // the topic's setting; none: records are kept for ever
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
-func (x *ObservedTopics) Reset() {
-	*x = ObservedTopics{}
+func (x *ObservedTopic) Reset() {
+	*x = ObservedTopic{}
 	mi := &file_mq_protocol_mq_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ObservedTopics) String() string {
+func (x *ObservedTopic) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ObservedTopics) ProtoMessage() {}
+func (*ObservedTopic) ProtoMessage() {}
 
-func (x *ObservedTopics) ProtoReflect() protoreflect.Message {
+func (x *ObservedTopic) ProtoReflect() protoreflect.Message {
 	mi := &file_mq_protocol_mq_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -10261,93 +10261,95 @@ func (x *ObservedTopics) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ObservedTopics.ProtoReflect.Descriptor instead.
-func (*ObservedTopics) Descriptor() ([]byte, []int) {
+// Deprecated: Use ObservedTopic.ProtoReflect.Descriptor instead.
+func (*ObservedTopic) Descriptor() ([]byte, []int) {
 	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{137}
 }
 
-func (x *ObservedTopics) GetName() []string {
+func (x *ObservedTopic) GetName() string {
 	if x != nil {
 		return x.Name
 	}
-	return nil
+	return ""
 }
 
-func (x *ObservedTopics) GetLed() []uint32 {
+func (x *ObservedTopic) GetLed() uint32 {
 	if x != nil {
 		return x.Led
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedTopics) GetRecords() []uint64 {
+func (x *ObservedTopic) GetRecords() uint64 {
 	if x != nil {
 		return x.Records
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedTopics) GetBytes() []uint64 {
+func (x *ObservedTopic) GetBytes() uint64 {
 	if x != nil {
 		return x.Bytes
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedTopics) GetStagedBatches() []uint64 {
+func (x *ObservedTopic) GetStagedBatches() uint64 {
 	if x != nil {
 		return x.StagedBatches
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedTopics) GetOldestStagedUs() []uint64 {
+func (x *ObservedTopic) GetOldestStagedUs() uint64 {
 	if x != nil {
 		return x.OldestStagedUs
 	}
-	return nil
+	return 0
 }
 
-type ObservedPartitions struct {
+func (x *ObservedTopic) GetRetentionMs() int64 {
+	if x != nil && x.RetentionMs != nil {
+		return *x.RetentionMs
+	}
+	return 0
+}
+
+type ObservedPartition struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
-	Topic          []uint32               `protobuf:"varint,1,rep,packed,name=topic,proto3" json:"topic,omitempty"` // its place in the names of the topics
-	Partition      []int32                `protobuf:"varint,2,rep,packed,name=partition,proto3" json:"partition,omitempty"`
-	Leads          []bool                 `protobuf:"varint,3,rep,packed,name=leads,proto3" json:"leads,omitempty"`   // this replica leads, and knows the end of its log
-	Leader         []int32                `protobuf:"varint,4,rep,packed,name=leader,proto3" json:"leader,omitempty"` // 0: none is known here
-	LeaderEpoch    []int64                `protobuf:"varint,5,rep,packed,name=leader_epoch,json=leaderEpoch,proto3" json:"leader_epoch,omitempty"`
-	ReplicasCount  []uint32               `protobuf:"varint,6,rep,packed,name=replicas_count,json=replicasCount,proto3" json:"replicas_count,omitempty"`
-	Replicas       []int32                `protobuf:"varint,7,rep,packed,name=replicas,proto3" json:"replicas,omitempty"` // so many of the flat list belong to each row
-	IsrCount       []uint32               `protobuf:"varint,8,rep,packed,name=isr_count,json=isrCount,proto3" json:"isr_count,omitempty"`
-	Isr            []int32                `protobuf:"varint,9,rep,packed,name=isr,proto3" json:"isr,omitempty"`
-	MovingToCount  []uint32               `protobuf:"varint,10,rep,packed,name=moving_to_count,json=movingToCount,proto3" json:"moving_to_count,omitempty"`
-	MovingTo       []int32                `protobuf:"varint,11,rep,packed,name=moving_to,json=movingTo,proto3" json:"moving_to,omitempty"`
-	LogStartOffset []int64                `protobuf:"varint,12,rep,packed,name=log_start_offset,json=logStartOffset,proto3" json:"log_start_offset,omitempty"`
-	LogEndOffset   []int64                `protobuf:"varint,13,rep,packed,name=log_end_offset,json=logEndOffset,proto3" json:"log_end_offset,omitempty"`  // of what is known here to be committed
-	HighWatermark  []uint64               `protobuf:"varint,14,rep,packed,name=high_watermark,json=highWatermark,proto3" json:"high_watermark,omitempty"` // the last entry that is known here to be committed
-	SizeBytes      []uint64               `protobuf:"varint,15,rep,packed,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
-	StagedBatches  []uint64               `protobuf:"varint,16,rep,packed,name=staged_batches,json=stagedBatches,proto3" json:"staged_batches,omitempty"`
-	OldestStagedUs []uint64               `protobuf:"varint,17,rep,packed,name=oldest_staged_us,json=oldestStagedUs,proto3" json:"oldest_staged_us,omitempty"`
-	UnheardCount   []uint32               `protobuf:"varint,18,rep,packed,name=unheard_count,json=unheardCount,proto3" json:"unheard_count,omitempty"`
-	Unheard        []int32                `protobuf:"varint,19,rep,packed,name=unheard,proto3" json:"unheard,omitempty"`
-	UnheardMs      []uint64               `protobuf:"varint,20,rep,packed,name=unheard_ms,json=unheardMs,proto3" json:"unheard_ms,omitempty"` // as in PartitionInfo; both lists are flat
+	Topic          string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Partition      int32                  `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	Leads          bool                   `protobuf:"varint,3,opt,name=leads,proto3" json:"leads,omitempty"`   // this replica leads, and knows the end of its log
+	Leader         int32                  `protobuf:"varint,4,opt,name=leader,proto3" json:"leader,omitempty"` // 0: none is known here
+	LeaderEpoch    int64                  `protobuf:"varint,5,opt,name=leader_epoch,json=leaderEpoch,proto3" json:"leader_epoch,omitempty"`
+	Replicas       []int32                `protobuf:"varint,6,rep,packed,name=replicas,proto3" json:"replicas,omitempty"`
+	Isr            []int32                `protobuf:"varint,7,rep,packed,name=isr,proto3" json:"isr,omitempty"`
+	MovingTo       []int32                `protobuf:"varint,8,rep,packed,name=moving_to,json=movingTo,proto3" json:"moving_to,omitempty"`
+	LogStartOffset int64                  `protobuf:"varint,9,opt,name=log_start_offset,json=logStartOffset,proto3" json:"log_start_offset,omitempty"`
+	LogEndOffset   int64                  `protobuf:"varint,10,opt,name=log_end_offset,json=logEndOffset,proto3" json:"log_end_offset,omitempty"`  // of what is known here to be committed
+	HighWatermark  uint64                 `protobuf:"varint,11,opt,name=high_watermark,json=highWatermark,proto3" json:"high_watermark,omitempty"` // the last entry that is known here to be committed
+	SizeBytes      uint64                 `protobuf:"varint,12,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	StagedBatches  uint64                 `protobuf:"varint,13,opt,name=staged_batches,json=stagedBatches,proto3" json:"staged_batches,omitempty"`
+	OldestStagedUs uint64                 `protobuf:"varint,14,opt,name=oldest_staged_us,json=oldestStagedUs,proto3" json:"oldest_staged_us,omitempty"`
+	UnheardMs      map[int32]int64        `protobuf:"bytes,15,rep,name=unheard_ms,json=unheardMs,proto3" json:"unheard_ms,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // as in PartitionInfo
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
-func (x *ObservedPartitions) Reset() {
-	*x = ObservedPartitions{}
+func (x *ObservedPartition) Reset() {
+	*x = ObservedPartition{}
 	mi := &file_mq_protocol_mq_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ObservedPartitions) String() string {
+func (x *ObservedPartition) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ObservedPartitions) ProtoMessage() {}
+func (*ObservedPartition) ProtoMessage() {}
 
-func (x *ObservedPartitions) ProtoReflect() protoreflect.Message {
+func (x *ObservedPartition) ProtoReflect() protoreflect.Message {
 	mi := &file_mq_protocol_mq_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -10359,180 +10361,145 @@ func (x *ObservedPartitions) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ObservedPartitions.ProtoReflect.Descriptor instead.
-func (*ObservedPartitions) Descriptor() ([]byte, []int) {
+// Deprecated: Use ObservedPartition.ProtoReflect.Descriptor instead.
+func (*ObservedPartition) Descriptor() ([]byte, []int) {
 	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{138}
 }
 
-func (x *ObservedPartitions) GetTopic() []uint32 {
+func (x *ObservedPartition) GetTopic() string {
 	if x != nil {
 		return x.Topic
 	}
-	return nil
+	return ""
 }
 
-func (x *ObservedPartitions) GetPartition() []int32 {
+func (x *ObservedPartition) GetPartition() int32 {
 	if x != nil {
 		return x.Partition
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedPartitions) GetLeads() []bool {
+func (x *ObservedPartition) GetLeads() bool {
 	if x != nil {
 		return x.Leads
 	}
-	return nil
+	return false
 }
 
-func (x *ObservedPartitions) GetLeader() []int32 {
+func (x *ObservedPartition) GetLeader() int32 {
 	if x != nil {
 		return x.Leader
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedPartitions) GetLeaderEpoch() []int64 {
+func (x *ObservedPartition) GetLeaderEpoch() int64 {
 	if x != nil {
 		return x.LeaderEpoch
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedPartitions) GetReplicasCount() []uint32 {
-	if x != nil {
-		return x.ReplicasCount
-	}
-	return nil
-}
-
-func (x *ObservedPartitions) GetReplicas() []int32 {
+func (x *ObservedPartition) GetReplicas() []int32 {
 	if x != nil {
 		return x.Replicas
 	}
 	return nil
 }
 
-func (x *ObservedPartitions) GetIsrCount() []uint32 {
-	if x != nil {
-		return x.IsrCount
-	}
-	return nil
-}
-
-func (x *ObservedPartitions) GetIsr() []int32 {
+func (x *ObservedPartition) GetIsr() []int32 {
 	if x != nil {
 		return x.Isr
 	}
 	return nil
 }
 
-func (x *ObservedPartitions) GetMovingToCount() []uint32 {
-	if x != nil {
-		return x.MovingToCount
-	}
-	return nil
-}
-
-func (x *ObservedPartitions) GetMovingTo() []int32 {
+func (x *ObservedPartition) GetMovingTo() []int32 {
 	if x != nil {
 		return x.MovingTo
 	}
 	return nil
 }
 
-func (x *ObservedPartitions) GetLogStartOffset() []int64 {
+func (x *ObservedPartition) GetLogStartOffset() int64 {
 	if x != nil {
 		return x.LogStartOffset
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedPartitions) GetLogEndOffset() []int64 {
+func (x *ObservedPartition) GetLogEndOffset() int64 {
 	if x != nil {
 		return x.LogEndOffset
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedPartitions) GetHighWatermark() []uint64 {
+func (x *ObservedPartition) GetHighWatermark() uint64 {
 	if x != nil {
 		return x.HighWatermark
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedPartitions) GetSizeBytes() []uint64 {
+func (x *ObservedPartition) GetSizeBytes() uint64 {
 	if x != nil {
 		return x.SizeBytes
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedPartitions) GetStagedBatches() []uint64 {
+func (x *ObservedPartition) GetStagedBatches() uint64 {
 	if x != nil {
 		return x.StagedBatches
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedPartitions) GetOldestStagedUs() []uint64 {
+func (x *ObservedPartition) GetOldestStagedUs() uint64 {
 	if x != nil {
 		return x.OldestStagedUs
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedPartitions) GetUnheardCount() []uint32 {
-	if x != nil {
-		return x.UnheardCount
-	}
-	return nil
-}
-
-func (x *ObservedPartitions) GetUnheard() []int32 {
-	if x != nil {
-		return x.Unheard
-	}
-	return nil
-}
-
-func (x *ObservedPartitions) GetUnheardMs() []uint64 {
+func (x *ObservedPartition) GetUnheardMs() map[int32]int64 {
 	if x != nil {
 		return x.UnheardMs
 	}
 	return nil
 }
 
-type ObservedGroups struct {
+type ObservedGroup struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Group         []string               `protobuf:"bytes,1,rep,name=group,proto3" json:"group,omitempty"`
-	Topic         []string               `protobuf:"bytes,2,rep,name=topic,proto3" json:"topic,omitempty"`
-	Kind          []string               `protobuf:"bytes,3,rep,name=kind,proto3" json:"kind,omitempty"`
-	Members       []uint32               `protobuf:"varint,4,rep,packed,name=members,proto3" json:"members,omitempty"`
-	Lag           []uint64               `protobuf:"varint,5,rep,packed,name=lag,proto3" json:"lag,omitempty"`                           // records behind its cursors
-	LagBytes      []uint64               `protobuf:"varint,6,rep,packed,name=lag_bytes,json=lagBytes,proto3" json:"lag_bytes,omitempty"` // as they are stored
-	LagUs         []uint64               `protobuf:"varint,7,rep,packed,name=lag_us,json=lagUs,proto3" json:"lag_us,omitempty"`          // how old the oldest of them is
-	MovedUs       []uint64               `protobuf:"varint,8,rep,packed,name=moved_us,json=movedUs,proto3" json:"moved_us,omitempty"`    // when one of its cursors moved last
-	Label         []string               `protobuf:"bytes,9,rep,name=label,proto3" json:"label,omitempty"`                               // what people call the group; empty: nothing
+	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Topic         string                 `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	Members       uint32                 `protobuf:"varint,4,opt,name=members,proto3" json:"members,omitempty"`                   // at least so many
+	Lag           uint64                 `protobuf:"varint,5,opt,name=lag,proto3" json:"lag,omitempty"`                           // records behind its cursors
+	LagBytes      uint64                 `protobuf:"varint,6,opt,name=lag_bytes,json=lagBytes,proto3" json:"lag_bytes,omitempty"` // as they are stored
+	LagUs         uint64                 `protobuf:"varint,7,opt,name=lag_us,json=lagUs,proto3" json:"lag_us,omitempty"`          // how old the oldest of them is
+	MovedUs       uint64                 `protobuf:"varint,8,opt,name=moved_us,json=movedUs,proto3" json:"moved_us,omitempty"`    // when one of its cursors moved last
+	Label         string                 `protobuf:"bytes,9,opt,name=label,proto3" json:"label,omitempty"`                        // what people call the group; empty: nothing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ObservedGroups) Reset() {
-	*x = ObservedGroups{}
+func (x *ObservedGroup) Reset() {
+	*x = ObservedGroup{}
 	mi := &file_mq_protocol_mq_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ObservedGroups) String() string {
+func (x *ObservedGroup) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ObservedGroups) ProtoMessage() {}
+func (*ObservedGroup) ProtoMessage() {}
 
-func (x *ObservedGroups) ProtoReflect() protoreflect.Message {
+func (x *ObservedGroup) ProtoReflect() protoreflect.Message {
 	mi := &file_mq_protocol_mq_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -10544,72 +10511,72 @@ func (x *ObservedGroups) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ObservedGroups.ProtoReflect.Descriptor instead.
-func (*ObservedGroups) Descriptor() ([]byte, []int) {
+// Deprecated: Use ObservedGroup.ProtoReflect.Descriptor instead.
+func (*ObservedGroup) Descriptor() ([]byte, []int) {
 	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{139}
 }
 
-func (x *ObservedGroups) GetGroup() []string {
+func (x *ObservedGroup) GetGroup() string {
 	if x != nil {
 		return x.Group
 	}
-	return nil
+	return ""
 }
 
-func (x *ObservedGroups) GetTopic() []string {
+func (x *ObservedGroup) GetTopic() string {
 	if x != nil {
 		return x.Topic
 	}
-	return nil
+	return ""
 }
 
-func (x *ObservedGroups) GetKind() []string {
+func (x *ObservedGroup) GetKind() string {
 	if x != nil {
 		return x.Kind
 	}
-	return nil
+	return ""
 }
 
-func (x *ObservedGroups) GetMembers() []uint32 {
+func (x *ObservedGroup) GetMembers() uint32 {
 	if x != nil {
 		return x.Members
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedGroups) GetLag() []uint64 {
+func (x *ObservedGroup) GetLag() uint64 {
 	if x != nil {
 		return x.Lag
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedGroups) GetLagBytes() []uint64 {
+func (x *ObservedGroup) GetLagBytes() uint64 {
 	if x != nil {
 		return x.LagBytes
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedGroups) GetLagUs() []uint64 {
+func (x *ObservedGroup) GetLagUs() uint64 {
 	if x != nil {
 		return x.LagUs
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedGroups) GetMovedUs() []uint64 {
+func (x *ObservedGroup) GetMovedUs() uint64 {
 	if x != nil {
 		return x.MovedUs
 	}
-	return nil
+	return 0
 }
 
-func (x *ObservedGroups) GetLabel() []string {
+func (x *ObservedGroup) GetLabel() string {
 	if x != nil {
 		return x.Label
 	}
-	return nil
+	return ""
 }
 
 type ObserveResponse struct {
@@ -10622,9 +10589,9 @@ type ObserveResponse struct {
 	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`                                                                               // "starting", "serving", "draining"
 	Coordination  string                 `protobuf:"bytes,7,opt,name=coordination,proto3" json:"coordination,omitempty"`                                                                 // as in MetadataResponse
 	Values        map[string]float64     `protobuf:"bytes,8,rep,name=values,proto3" json:"values,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"` // numbers of this broker, by the names of its metrics
-	Topics        *ObservedTopics        `protobuf:"bytes,9,opt,name=topics,proto3" json:"topics,omitempty"`
-	Partitions    *ObservedPartitions    `protobuf:"bytes,10,opt,name=partitions,proto3" json:"partitions,omitempty"`
-	Groups        *ObservedGroups        `protobuf:"bytes,11,opt,name=groups,proto3" json:"groups,omitempty"`
+	Topics        []*ObservedTopic       `protobuf:"bytes,9,rep,name=topics,proto3" json:"topics,omitempty"`
+	Partitions    []*ObservedPartition   `protobuf:"bytes,10,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	Groups        []*ObservedGroup       `protobuf:"bytes,11,rep,name=groups,proto3" json:"groups,omitempty"`
 	Links         map[int32]bool         `protobuf:"bytes,12,rep,name=links,proto3" json:"links,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`                   // to each other registered broker: whether there is one
 	LeftOut       map[string]uint32      `protobuf:"bytes,13,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // how many "topics", "partitions", "groups" did not fit: name topics to be told of theirs
 	unknownFields protoimpl.UnknownFields
@@ -10717,21 +10684,21 @@ func (x *ObserveResponse) GetValues() map[string]float64 {
 	return nil
 }
 
-func (x *ObserveResponse) GetTopics() *ObservedTopics {
+func (x *ObserveResponse) GetTopics() []*ObservedTopic {
 	if x != nil {
 		return x.Topics
 	}
 	return nil
 }
 
-func (x *ObserveResponse) GetPartitions() *ObservedPartitions {
+func (x *ObserveResponse) GetPartitions() []*ObservedPartition {
 	if x != nil {
 		return x.Partitions
 	}
 	return nil
 }
 
-func (x *ObserveResponse) GetGroups() *ObservedGroups {
+func (x *ObserveResponse) GetGroups() []*ObservedGroup {
 	if x != nil {
 		return x.Groups
 	}
@@ -10857,8 +10824,8 @@ func (x *SetLogLevelResponse) GetSeconds() uint32 {
 	return 0
 }
 
-// ---------------------------------------------------------------- between brokers (service Peer, on a port of its own)
-// A link is one bidirectional stream a pair, at the link port (mq_protocol/framing.py: messages of a LinkHeader and a payload).
+// ---------------------------------------------------------------- between brokers (service Peer)
+// A link is one bidirectional stream a pair, at the brokers' port (mq_protocol/framing.py: messages of a LinkHeader and a payload).
 // It begins with four messages that have a hello alone: the one that dials says who it is
 // (broker, incarnation, to, nonce); the other one says the same and adds its proof; the first adds its own (proof alone); the
 // other one says that it has accepted (an empty hello). See mq_broker/rpc/peer_proof.py for what is proved.
@@ -11031,7 +10998,7 @@ func (x *PeerCall) GetProof() []byte {
 	return nil
 }
 
-// In the metadata of a client's call that a broker passes on to another one's peer port, as `tritonmq-forwarded-bin`. `said` is a ForwardedFor.
+// What a client's call carries that a broker passes on to another one (CallOpen.passed_on). `said` is a ForwardedFor.
 type ForwardedCall struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Said          []byte                 `protobuf:"bytes,1,opt,name=said,proto3" json:"said,omitempty"`
@@ -11096,7 +11063,8 @@ type ForwardedFor struct {
 	ByToken       bool                   `protobuf:"varint,8,opt,name=by_token,json=byToken,proto3" json:"by_token,omitempty"`
 	TokenExpiresS float64                `protobuf:"fixed64,9,opt,name=token_expires_s,json=tokenExpiresS,proto3" json:"token_expires_s,omitempty"`
 	ApiToken      string                 `protobuf:"bytes,10,opt,name=api_token,json=apiToken,proto3" json:"api_token,omitempty"`
-	Groups        []string               `protobuf:"bytes,11,rep,name=groups,proto3" json:"groups,omitempty"` // of whoever has shown a token
+	Groups        []string               `protobuf:"bytes,11,rep,name=groups,proto3" json:"groups,omitempty"`                // of whoever has shown a token
+	ByGrpc        bool                   `protobuf:"varint,12,opt,name=by_grpc,json=byGrpc,proto3" json:"by_grpc,omitempty"` // the client came by gRPC
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -11206,6 +11174,13 @@ func (x *ForwardedFor) GetGroups() []string {
 		return x.Groups
 	}
 	return nil
+}
+
+func (x *ForwardedFor) GetByGrpc() bool {
+	if x != nil {
+		return x.ByGrpc
+	}
+	return false
 }
 
 type AppendEntries struct {
@@ -13075,7 +13050,7 @@ type AlterTokensResponse struct {
 	Version       int64                  `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	ExpiresS      int64                  `protobuf:"varint,2,opt,name=expires_s,json=expiresS,proto3" json:"expires_s,omitempty"`
 	Changed       bool                   `protobuf:"varint,3,opt,name=changed,proto3" json:"changed,omitempty"`
-	NowhereTaken  bool                   `protobuf:"varint,4,opt,name=nowhere_taken,json=nowhereTaken,proto3" json:"nowhere_taken,omitempty"` // no broker that is registered has a port for tokens
+	NowhereTaken  bool                   `protobuf:"varint,4,opt,name=nowhere_taken,json=nowhereTaken,proto3" json:"nowhere_taken,omitempty"` // no broker that is registered takes tokens
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -16659,7 +16634,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\tpartition\x18\x02 \x01(\x05R\tpartition\"?\n" +
 	"\x0eTransactionKey\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x12\n" +
-	"\x04sink\x18\x02 \x01(\tR\x04sink\"\x88\x02\n" +
+	"\x04sink\x18\x02 \x01(\tR\x04sink\"\xe1\x01\n" +
 	"\n" +
 	"BrokerInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x18\n" +
@@ -16669,8 +16644,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\arelease\x18\x05 \x01(\tR\arelease\x12\x1a\n" +
 	"\bprotocol\x18\x06 \x01(\x05R\bprotocol\x12'\n" +
 	"\x0fprotocol_oldest\x18\a \x01(\x05R\x0eprotocolOldest\x12\x14\n" +
-	"\x05level\x18\b \x01(\x05R\x05level\x12%\n" +
-	"\x0estream_address\x18\t \x01(\tR\rstreamAddress\"\xbb\x02\n" +
+	"\x05level\x18\b \x01(\x05R\x05level\"\xbb\x02\n" +
 	"\rPartitionInfo\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\x05R\tpartition\x12\x16\n" +
 	"\x06leader\x18\x02 \x01(\x05R\x06leader\x12!\n" +
@@ -16714,7 +16688,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\bprotocol\x18\x05 \x01(\x05R\bprotocol\x12'\n" +
 	"\x0fprotocol_oldest\x18\x06 \x01(\x05R\x0eprotocolOldest\x12\x1f\n" +
 	"\vauto_create\x18\x04 \x01(\bR\n" +
-	"autoCreate\"\xed\x03\n" +
+	"autoCreate\"\x8a\x04\n" +
 	"\x10MetadataResponse\x121\n" +
 	"\abrokers\x18\x01 \x03(\v2\x17.tritonmq.v1.BrokerInfoR\abrokers\x12.\n" +
 	"\x06topics\x18\x02 \x03(\v2\x16.tritonmq.v1.TopicInfoR\x06topics\x12%\n" +
@@ -16730,7 +16704,8 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x0fprotocol_oldest\x18\t \x01(\x05R\x0eprotocolOldest\x12\x18\n" +
 	"\arelease\x18\n" +
 	" \x01(\tR\arelease\x12\x12\n" +
-	"\x04more\x18\x06 \x01(\bR\x04more\"\x84\x02\n" +
+	"\x04more\x18\x06 \x01(\bR\x04more\x12\x1b\n" +
+	"\tnot_ready\x18\x0e \x01(\tR\bnotReady\"\x84\x02\n" +
 	"\x12CreateTopicRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
@@ -17478,48 +17453,48 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"silence_ms\x18\x02 \x01(\rR\tsilenceMs\"U\n" +
 	"\x0eObserveRequest\x12+\n" +
 	"\x06detail\x18\x01 \x01(\x0e2\x13.tritonmq.v1.DetailR\x06detail\x12\x16\n" +
-	"\x06topics\x18\x02 \x03(\tR\x06topics\"\xb7\x01\n" +
-	"\x0eObservedTopics\x12\x12\n" +
-	"\x04name\x18\x01 \x03(\tR\x04name\x12\x10\n" +
-	"\x03led\x18\x02 \x03(\rR\x03led\x12\x18\n" +
-	"\arecords\x18\x03 \x03(\x04R\arecords\x12\x14\n" +
-	"\x05bytes\x18\x04 \x03(\x04R\x05bytes\x12%\n" +
-	"\x0estaged_batches\x18\x05 \x03(\x04R\rstagedBatches\x12(\n" +
-	"\x10oldest_staged_us\x18\x06 \x03(\x04R\x0eoldestStagedUs\"\x95\x05\n" +
-	"\x12ObservedPartitions\x12\x14\n" +
-	"\x05topic\x18\x01 \x03(\rR\x05topic\x12\x1c\n" +
-	"\tpartition\x18\x02 \x03(\x05R\tpartition\x12\x14\n" +
-	"\x05leads\x18\x03 \x03(\bR\x05leads\x12\x16\n" +
-	"\x06leader\x18\x04 \x03(\x05R\x06leader\x12!\n" +
-	"\fleader_epoch\x18\x05 \x03(\x03R\vleaderEpoch\x12%\n" +
-	"\x0ereplicas_count\x18\x06 \x03(\rR\rreplicasCount\x12\x1a\n" +
-	"\breplicas\x18\a \x03(\x05R\breplicas\x12\x1b\n" +
-	"\tisr_count\x18\b \x03(\rR\bisrCount\x12\x10\n" +
-	"\x03isr\x18\t \x03(\x05R\x03isr\x12&\n" +
-	"\x0fmoving_to_count\x18\n" +
-	" \x03(\rR\rmovingToCount\x12\x1b\n" +
-	"\tmoving_to\x18\v \x03(\x05R\bmovingTo\x12(\n" +
-	"\x10log_start_offset\x18\f \x03(\x03R\x0elogStartOffset\x12$\n" +
-	"\x0elog_end_offset\x18\r \x03(\x03R\flogEndOffset\x12%\n" +
-	"\x0ehigh_watermark\x18\x0e \x03(\x04R\rhighWatermark\x12\x1d\n" +
+	"\x06topics\x18\x02 \x03(\tR\x06topics\"\xef\x01\n" +
+	"\rObservedTopic\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03led\x18\x02 \x01(\rR\x03led\x12\x18\n" +
+	"\arecords\x18\x03 \x01(\x04R\arecords\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12%\n" +
+	"\x0estaged_batches\x18\x05 \x01(\x04R\rstagedBatches\x12(\n" +
+	"\x10oldest_staged_us\x18\x06 \x01(\x04R\x0eoldestStagedUs\x12&\n" +
+	"\fretention_ms\x18\a \x01(\x03H\x00R\vretentionMs\x88\x01\x01B\x0f\n" +
+	"\r_retention_ms\"\xd6\x04\n" +
+	"\x11ObservedPartition\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x14\n" +
+	"\x05leads\x18\x03 \x01(\bR\x05leads\x12\x16\n" +
+	"\x06leader\x18\x04 \x01(\x05R\x06leader\x12!\n" +
+	"\fleader_epoch\x18\x05 \x01(\x03R\vleaderEpoch\x12\x1a\n" +
+	"\breplicas\x18\x06 \x03(\x05R\breplicas\x12\x10\n" +
+	"\x03isr\x18\a \x03(\x05R\x03isr\x12\x1b\n" +
+	"\tmoving_to\x18\b \x03(\x05R\bmovingTo\x12(\n" +
+	"\x10log_start_offset\x18\t \x01(\x03R\x0elogStartOffset\x12$\n" +
+	"\x0elog_end_offset\x18\n" +
+	" \x01(\x03R\flogEndOffset\x12%\n" +
+	"\x0ehigh_watermark\x18\v \x01(\x04R\rhighWatermark\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x0f \x03(\x04R\tsizeBytes\x12%\n" +
-	"\x0estaged_batches\x18\x10 \x03(\x04R\rstagedBatches\x12(\n" +
-	"\x10oldest_staged_us\x18\x11 \x03(\x04R\x0eoldestStagedUs\x12#\n" +
-	"\runheard_count\x18\x12 \x03(\rR\funheardCount\x12\x18\n" +
-	"\aunheard\x18\x13 \x03(\x05R\aunheard\x12\x1d\n" +
+	"size_bytes\x18\f \x01(\x04R\tsizeBytes\x12%\n" +
+	"\x0estaged_batches\x18\r \x01(\x04R\rstagedBatches\x12(\n" +
+	"\x10oldest_staged_us\x18\x0e \x01(\x04R\x0eoldestStagedUs\x12L\n" +
 	"\n" +
-	"unheard_ms\x18\x14 \x03(\x04R\tunheardMs\"\xe1\x01\n" +
-	"\x0eObservedGroups\x12\x14\n" +
-	"\x05group\x18\x01 \x03(\tR\x05group\x12\x14\n" +
-	"\x05topic\x18\x02 \x03(\tR\x05topic\x12\x12\n" +
-	"\x04kind\x18\x03 \x03(\tR\x04kind\x12\x18\n" +
-	"\amembers\x18\x04 \x03(\rR\amembers\x12\x10\n" +
-	"\x03lag\x18\x05 \x03(\x04R\x03lag\x12\x1b\n" +
-	"\tlag_bytes\x18\x06 \x03(\x04R\blagBytes\x12\x15\n" +
-	"\x06lag_us\x18\a \x03(\x04R\x05lagUs\x12\x19\n" +
-	"\bmoved_us\x18\b \x03(\x04R\amovedUs\x12\x14\n" +
-	"\x05label\x18\t \x03(\tR\x05label\"\xf8\x05\n" +
+	"unheard_ms\x18\x0f \x03(\v2-.tritonmq.v1.ObservedPartition.UnheardMsEntryR\tunheardMs\x1a<\n" +
+	"\x0eUnheardMsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\x05R\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xe0\x01\n" +
+	"\rObservedGroup\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x14\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x18\n" +
+	"\amembers\x18\x04 \x01(\rR\amembers\x12\x10\n" +
+	"\x03lag\x18\x05 \x01(\x04R\x03lag\x12\x1b\n" +
+	"\tlag_bytes\x18\x06 \x01(\x04R\blagBytes\x12\x15\n" +
+	"\x06lag_us\x18\a \x01(\x04R\x05lagUs\x12\x19\n" +
+	"\bmoved_us\x18\b \x01(\x04R\amovedUs\x12\x14\n" +
+	"\x05label\x18\t \x01(\tR\x05label\"\xf5\x05\n" +
 	"\x0fObserveResponse\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\x05R\x06broker\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x03R\vincarnation\x12\x1d\n" +
@@ -17529,13 +17504,13 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x06now_us\x18\x05 \x01(\x03R\x05nowUs\x12\x14\n" +
 	"\x05state\x18\x06 \x01(\tR\x05state\x12\"\n" +
 	"\fcoordination\x18\a \x01(\tR\fcoordination\x12@\n" +
-	"\x06values\x18\b \x03(\v2(.tritonmq.v1.ObserveResponse.ValuesEntryR\x06values\x123\n" +
-	"\x06topics\x18\t \x01(\v2\x1b.tritonmq.v1.ObservedTopicsR\x06topics\x12?\n" +
+	"\x06values\x18\b \x03(\v2(.tritonmq.v1.ObserveResponse.ValuesEntryR\x06values\x122\n" +
+	"\x06topics\x18\t \x03(\v2\x1a.tritonmq.v1.ObservedTopicR\x06topics\x12>\n" +
 	"\n" +
 	"partitions\x18\n" +
-	" \x01(\v2\x1f.tritonmq.v1.ObservedPartitionsR\n" +
-	"partitions\x123\n" +
-	"\x06groups\x18\v \x01(\v2\x1b.tritonmq.v1.ObservedGroupsR\x06groups\x12=\n" +
+	" \x03(\v2\x1e.tritonmq.v1.ObservedPartitionR\n" +
+	"partitions\x122\n" +
+	"\x06groups\x18\v \x03(\v2\x1a.tritonmq.v1.ObservedGroupR\x06groups\x12=\n" +
 	"\x05links\x18\f \x03(\v2'.tritonmq.v1.ObserveResponse.LinksEntryR\x05links\x12D\n" +
 	"\bleft_out\x18\r \x03(\v2).tritonmq.v1.ObserveResponse.LeftOutEntryR\aleftOut\x1a9\n" +
 	"\vValuesEntry\x12\x10\n" +
@@ -17571,7 +17546,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x05proof\x18\x04 \x01(\fR\x05proof\"9\n" +
 	"\rForwardedCall\x12\x12\n" +
 	"\x04said\x18\x01 \x01(\fR\x04said\x12\x14\n" +
-	"\x05proof\x18\x02 \x01(\fR\x05proof\"\xbf\x02\n" +
+	"\x05proof\x18\x02 \x01(\fR\x05proof\"\xd8\x02\n" +
 	"\fForwardedFor\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\x05R\x06broker\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x03R\vincarnation\x12\x1d\n" +
@@ -17585,7 +17560,8 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x0ftoken_expires_s\x18\t \x01(\x01R\rtokenExpiresS\x12\x1b\n" +
 	"\tapi_token\x18\n" +
 	" \x01(\tR\bapiToken\x12\x16\n" +
-	"\x06groups\x18\v \x03(\tR\x06groups\"\xe5\x02\n" +
+	"\x06groups\x18\v \x03(\tR\x06groups\x12\x17\n" +
+	"\aby_grpc\x18\f \x01(\bR\x06byGrpc\"\xe5\x02\n" +
 	"\rAppendEntries\x12\x19\n" +
 	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12!\n" +
@@ -18222,7 +18198,7 @@ func file_mq_protocol_mq_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_protocol_mq_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 239)
+var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 240)
 var file_mq_protocol_mq_proto_goTypes = []any{
 	(ErrorCode)(0),                    // 0: tritonmq.v1.ErrorCode
 	(PeerRefusal)(0),                  // 1: tritonmq.v1.PeerRefusal
@@ -18369,9 +18345,9 @@ var file_mq_protocol_mq_proto_goTypes = []any{
 	(*LockRequest)(nil),               // 142: tritonmq.v1.LockRequest
 	(*LockResponse)(nil),              // 143: tritonmq.v1.LockResponse
 	(*ObserveRequest)(nil),            // 144: tritonmq.v1.ObserveRequest
-	(*ObservedTopics)(nil),            // 145: tritonmq.v1.ObservedTopics
-	(*ObservedPartitions)(nil),        // 146: tritonmq.v1.ObservedPartitions
-	(*ObservedGroups)(nil),            // 147: tritonmq.v1.ObservedGroups
+	(*ObservedTopic)(nil),             // 145: tritonmq.v1.ObservedTopic
+	(*ObservedPartition)(nil),         // 146: tritonmq.v1.ObservedPartition
+	(*ObservedGroup)(nil),             // 147: tritonmq.v1.ObservedGroup
 	(*ObserveResponse)(nil),           // 148: tritonmq.v1.ObserveResponse
 	(*SetLogLevelRequest)(nil),        // 149: tritonmq.v1.SetLogLevelRequest
 	(*SetLogLevelResponse)(nil),       // 150: tritonmq.v1.SetLogLevelResponse
@@ -18465,12 +18441,13 @@ var file_mq_protocol_mq_proto_goTypes = []any{
 	nil,                               // 238: tritonmq.v1.QueueInfo.SettingsEntry
 	nil,                               // 239: tritonmq.v1.AlterQueueRequest.SettingsEntry
 	nil,                               // 240: tritonmq.v1.QueuePartition.DroppedEntry
-	nil,                               // 241: tritonmq.v1.ObserveResponse.ValuesEntry
-	nil,                               // 242: tritonmq.v1.ObserveResponse.LinksEntry
-	nil,                               // 243: tritonmq.v1.ObserveResponse.LeftOutEntry
-	nil,                               // 244: tritonmq.v1.Quota.LimitsEntry
-	nil,                               // 245: tritonmq.v1.QuotasResponse.DefaultsEntry
-	nil,                               // 246: tritonmq.v1.AlterQuotasRequest.SetEntry
+	nil,                               // 241: tritonmq.v1.ObservedPartition.UnheardMsEntry
+	nil,                               // 242: tritonmq.v1.ObserveResponse.ValuesEntry
+	nil,                               // 243: tritonmq.v1.ObserveResponse.LinksEntry
+	nil,                               // 244: tritonmq.v1.ObserveResponse.LeftOutEntry
+	nil,                               // 245: tritonmq.v1.Quota.LimitsEntry
+	nil,                               // 246: tritonmq.v1.QuotasResponse.DefaultsEntry
+	nil,                               // 247: tritonmq.v1.AlterQuotasRequest.SetEntry
 }
 var file_mq_protocol_mq_proto_depIdxs = []int32{
 	0,   // 0: tritonmq.v1.Error.code:type_name -> tritonmq.v1.ErrorCode
@@ -18593,206 +18570,207 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	10,  // 117: tritonmq.v1.AreStagedRequest.key:type_name -> tritonmq.v1.TransactionKey
 	10,  // 118: tritonmq.v1.StageRequest.key:type_name -> tritonmq.v1.TransactionKey
 	7,   // 119: tritonmq.v1.ObserveRequest.detail:type_name -> tritonmq.v1.Detail
-	241, // 120: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
-	145, // 121: tritonmq.v1.ObserveResponse.topics:type_name -> tritonmq.v1.ObservedTopics
-	146, // 122: tritonmq.v1.ObserveResponse.partitions:type_name -> tritonmq.v1.ObservedPartitions
-	147, // 123: tritonmq.v1.ObserveResponse.groups:type_name -> tritonmq.v1.ObservedGroups
-	242, // 124: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
-	243, // 125: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
-	151, // 126: tritonmq.v1.LinkHeader.hello:type_name -> tritonmq.v1.LinkHello
-	155, // 127: tritonmq.v1.LinkHeader.append:type_name -> tritonmq.v1.AppendEntries
-	156, // 128: tritonmq.v1.LinkHeader.ack:type_name -> tritonmq.v1.AppendAck
-	160, // 129: tritonmq.v1.LinkHeader.snapshot:type_name -> tritonmq.v1.SnapshotPart
-	159, // 130: tritonmq.v1.LinkHeader.beat:type_name -> tritonmq.v1.LinkBeat
-	8,   // 131: tritonmq.v1.LinkHeader.error:type_name -> tritonmq.v1.Error
-	157, // 132: tritonmq.v1.LinkHeader.so_far:type_name -> tritonmq.v1.SoFar
-	163, // 133: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
-	163, // 134: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
-	163, // 135: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
-	163, // 136: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
-	171, // 137: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
-	163, // 138: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
-	175, // 139: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
-	176, // 140: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
-	177, // 141: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
-	182, // 142: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
-	244, // 143: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
-	186, // 144: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
-	245, // 145: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
-	246, // 146: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
-	192, // 147: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 148: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
-	192, // 149: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 150: tritonmq.v1.PublishMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 151: tritonmq.v1.DiscardMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 152: tritonmq.v1.DecideMeta.key:type_name -> tritonmq.v1.TransactionKey
-	107, // 153: tritonmq.v1.DecideMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	10,  // 154: tritonmq.v1.FinishMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 155: tritonmq.v1.GiveMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 156: tritonmq.v1.AbortMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 157: tritonmq.v1.FenceMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 158: tritonmq.v1.ForgetMeta.keys:type_name -> tritonmq.v1.TransactionKey
-	192, // 159: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	208, // 160: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
-	209, // 161: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
-	210, // 162: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
-	211, // 163: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
-	212, // 164: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
-	213, // 165: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
-	214, // 166: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
-	215, // 167: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
-	216, // 168: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
-	217, // 169: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
-	218, // 170: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
-	219, // 171: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
-	228, // 172: tritonmq.v1.WorkAccept.late:type_name -> tritonmq.v1.WorkHeld
-	220, // 173: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
-	10,  // 174: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
-	192, // 175: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 176: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 177: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
-	107, // 178: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	227, // 179: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
-	228, // 180: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
-	230, // 181: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
-	231, // 182: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
-	232, // 183: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
-	228, // 184: tritonmq.v1.WorkPart.floor:type_name -> tritonmq.v1.WorkHeld
-	229, // 185: tritonmq.v1.WorkPart.ended:type_name -> tritonmq.v1.WorkEnded
-	228, // 186: tritonmq.v1.WorkEnded.lease:type_name -> tritonmq.v1.WorkHeld
-	220, // 187: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
-	222, // 188: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
-	223, // 189: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
-	224, // 190: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
-	225, // 191: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
-	10,  // 192: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
-	15,  // 193: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	17,  // 194: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
-	19,  // 195: tritonmq.v1.Broker.CreateTopics:input_type -> tritonmq.v1.CreateTopicsRequest
-	22,  // 196: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
-	24,  // 197: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
-	27,  // 198: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
-	29,  // 199: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
-	31,  // 200: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
-	33,  // 201: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
-	39,  // 202: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
-	35,  // 203: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
-	41,  // 204: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
-	66,  // 205: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
-	68,  // 206: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
-	69,  // 207: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
-	71,  // 208: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
-	161, // 209: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
-	76,  // 210: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
-	78,  // 211: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
-	98,  // 212: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
-	104, // 213: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
-	108, // 214: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
-	114, // 215: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	116, // 216: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
-	119, // 217: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
-	123, // 218: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
-	125, // 219: tritonmq.v1.Broker.GiveTransaction:input_type -> tritonmq.v1.GiveTransactionRequest
-	81,  // 220: tritonmq.v1.Broker.Lease:input_type -> tritonmq.v1.LeaseRequest
-	84,  // 221: tritonmq.v1.Broker.Settle:input_type -> tritonmq.v1.SettleRequest
-	88,  // 222: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
-	144, // 223: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
-	149, // 224: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
-	164, // 225: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
-	166, // 226: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
-	173, // 227: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
-	187, // 228: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
-	189, // 229: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
-	168, // 230: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
-	170, // 231: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
-	178, // 232: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
-	180, // 233: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
-	183, // 234: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
-	185, // 235: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
-	48,  // 236: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
-	52,  // 237: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
-	61,  // 238: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
-	63,  // 239: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
-	142, // 240: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
-	15,  // 241: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	37,  // 242: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
-	110, // 243: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
-	112, // 244: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
-	132, // 245: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
-	134, // 246: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
-	136, // 247: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
-	138, // 248: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
-	140, // 249: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
-	128, // 250: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
-	127, // 251: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
-	129, // 252: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
-	114, // 253: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	16,  // 254: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	18,  // 255: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
-	20,  // 256: tritonmq.v1.Broker.CreateTopics:output_type -> tritonmq.v1.CreateTopicsResponse
-	23,  // 257: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
-	25,  // 258: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
-	28,  // 259: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
-	30,  // 260: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
-	32,  // 261: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
-	34,  // 262: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
-	40,  // 263: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
-	36,  // 264: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
-	45,  // 265: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
-	67,  // 266: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
-	74,  // 267: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
-	70,  // 268: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
-	72,  // 269: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
-	162, // 270: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
-	77,  // 271: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
-	79,  // 272: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
-	103, // 273: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
-	106, // 274: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
-	109, // 275: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
-	115, // 276: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	118, // 277: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
-	122, // 278: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
-	124, // 279: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
-	126, // 280: tritonmq.v1.Broker.GiveTransaction:output_type -> tritonmq.v1.GiveTransactionResponse
-	82,  // 281: tritonmq.v1.Broker.Lease:output_type -> tritonmq.v1.LeaseResponse
-	87,  // 282: tritonmq.v1.Broker.Settle:output_type -> tritonmq.v1.SettleResponse
-	94,  // 283: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
-	148, // 284: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
-	150, // 285: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
-	165, // 286: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
-	167, // 287: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
-	174, // 288: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
-	188, // 289: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
-	190, // 290: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
-	169, // 291: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
-	172, // 292: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
-	179, // 293: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
-	181, // 294: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
-	184, // 295: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	184, // 296: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	51,  // 297: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
-	55,  // 298: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
-	55,  // 299: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
-	64,  // 300: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
-	143, // 301: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
-	16,  // 302: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	38,  // 303: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
-	111, // 304: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
-	113, // 305: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
-	133, // 306: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
-	135, // 307: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
-	137, // 308: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
-	139, // 309: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
-	141, // 310: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
-	124, // 311: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
-	126, // 312: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
-	131, // 313: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
-	115, // 314: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	254, // [254:315] is the sub-list for method output_type
-	193, // [193:254] is the sub-list for method input_type
-	193, // [193:193] is the sub-list for extension type_name
-	193, // [193:193] is the sub-list for extension extendee
-	0,   // [0:193] is the sub-list for field type_name
+	241, // 120: tritonmq.v1.ObservedPartition.unheard_ms:type_name -> tritonmq.v1.ObservedPartition.UnheardMsEntry
+	242, // 121: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
+	145, // 122: tritonmq.v1.ObserveResponse.topics:type_name -> tritonmq.v1.ObservedTopic
+	146, // 123: tritonmq.v1.ObserveResponse.partitions:type_name -> tritonmq.v1.ObservedPartition
+	147, // 124: tritonmq.v1.ObserveResponse.groups:type_name -> tritonmq.v1.ObservedGroup
+	243, // 125: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
+	244, // 126: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
+	151, // 127: tritonmq.v1.LinkHeader.hello:type_name -> tritonmq.v1.LinkHello
+	155, // 128: tritonmq.v1.LinkHeader.append:type_name -> tritonmq.v1.AppendEntries
+	156, // 129: tritonmq.v1.LinkHeader.ack:type_name -> tritonmq.v1.AppendAck
+	160, // 130: tritonmq.v1.LinkHeader.snapshot:type_name -> tritonmq.v1.SnapshotPart
+	159, // 131: tritonmq.v1.LinkHeader.beat:type_name -> tritonmq.v1.LinkBeat
+	8,   // 132: tritonmq.v1.LinkHeader.error:type_name -> tritonmq.v1.Error
+	157, // 133: tritonmq.v1.LinkHeader.so_far:type_name -> tritonmq.v1.SoFar
+	163, // 134: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
+	163, // 135: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
+	163, // 136: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
+	163, // 137: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
+	171, // 138: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
+	163, // 139: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
+	175, // 140: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
+	176, // 141: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
+	177, // 142: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
+	182, // 143: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
+	245, // 144: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
+	186, // 145: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
+	246, // 146: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
+	247, // 147: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
+	192, // 148: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 149: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
+	192, // 150: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 151: tritonmq.v1.PublishMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 152: tritonmq.v1.DiscardMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 153: tritonmq.v1.DecideMeta.key:type_name -> tritonmq.v1.TransactionKey
+	107, // 154: tritonmq.v1.DecideMeta.manifest:type_name -> tritonmq.v1.StagedBatches
+	10,  // 155: tritonmq.v1.FinishMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 156: tritonmq.v1.GiveMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 157: tritonmq.v1.AbortMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 158: tritonmq.v1.FenceMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 159: tritonmq.v1.ForgetMeta.keys:type_name -> tritonmq.v1.TransactionKey
+	192, // 160: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	208, // 161: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
+	209, // 162: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
+	210, // 163: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
+	211, // 164: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
+	212, // 165: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
+	213, // 166: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
+	214, // 167: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
+	215, // 168: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
+	216, // 169: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
+	217, // 170: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
+	218, // 171: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
+	219, // 172: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
+	228, // 173: tritonmq.v1.WorkAccept.late:type_name -> tritonmq.v1.WorkHeld
+	220, // 174: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
+	10,  // 175: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
+	192, // 176: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 177: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 178: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
+	107, // 179: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
+	227, // 180: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
+	228, // 181: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
+	230, // 182: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
+	231, // 183: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
+	232, // 184: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
+	228, // 185: tritonmq.v1.WorkPart.floor:type_name -> tritonmq.v1.WorkHeld
+	229, // 186: tritonmq.v1.WorkPart.ended:type_name -> tritonmq.v1.WorkEnded
+	228, // 187: tritonmq.v1.WorkEnded.lease:type_name -> tritonmq.v1.WorkHeld
+	220, // 188: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
+	222, // 189: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
+	223, // 190: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
+	224, // 191: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
+	225, // 192: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
+	10,  // 193: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
+	15,  // 194: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	17,  // 195: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
+	19,  // 196: tritonmq.v1.Broker.CreateTopics:input_type -> tritonmq.v1.CreateTopicsRequest
+	22,  // 197: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
+	24,  // 198: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
+	27,  // 199: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
+	29,  // 200: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
+	31,  // 201: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
+	33,  // 202: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
+	39,  // 203: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
+	35,  // 204: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
+	41,  // 205: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
+	66,  // 206: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
+	68,  // 207: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
+	69,  // 208: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
+	71,  // 209: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
+	161, // 210: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
+	76,  // 211: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
+	78,  // 212: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
+	98,  // 213: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
+	104, // 214: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
+	108, // 215: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
+	114, // 216: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	116, // 217: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
+	119, // 218: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
+	123, // 219: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
+	125, // 220: tritonmq.v1.Broker.GiveTransaction:input_type -> tritonmq.v1.GiveTransactionRequest
+	81,  // 221: tritonmq.v1.Broker.Lease:input_type -> tritonmq.v1.LeaseRequest
+	84,  // 222: tritonmq.v1.Broker.Settle:input_type -> tritonmq.v1.SettleRequest
+	88,  // 223: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
+	144, // 224: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
+	149, // 225: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
+	164, // 226: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
+	166, // 227: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
+	173, // 228: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
+	187, // 229: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
+	189, // 230: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
+	168, // 231: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
+	170, // 232: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
+	178, // 233: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
+	180, // 234: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
+	183, // 235: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
+	185, // 236: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
+	48,  // 237: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
+	52,  // 238: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
+	61,  // 239: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
+	63,  // 240: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
+	142, // 241: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
+	15,  // 242: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	37,  // 243: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
+	110, // 244: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
+	112, // 245: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
+	132, // 246: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
+	134, // 247: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
+	136, // 248: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
+	138, // 249: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
+	140, // 250: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
+	128, // 251: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
+	127, // 252: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
+	129, // 253: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
+	114, // 254: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	16,  // 255: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	18,  // 256: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
+	20,  // 257: tritonmq.v1.Broker.CreateTopics:output_type -> tritonmq.v1.CreateTopicsResponse
+	23,  // 258: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
+	25,  // 259: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
+	28,  // 260: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
+	30,  // 261: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
+	32,  // 262: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
+	34,  // 263: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
+	40,  // 264: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
+	36,  // 265: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
+	45,  // 266: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
+	67,  // 267: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
+	74,  // 268: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
+	70,  // 269: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
+	72,  // 270: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
+	162, // 271: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
+	77,  // 272: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
+	79,  // 273: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
+	103, // 274: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
+	106, // 275: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
+	109, // 276: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
+	115, // 277: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	118, // 278: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
+	122, // 279: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
+	124, // 280: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
+	126, // 281: tritonmq.v1.Broker.GiveTransaction:output_type -> tritonmq.v1.GiveTransactionResponse
+	82,  // 282: tritonmq.v1.Broker.Lease:output_type -> tritonmq.v1.LeaseResponse
+	87,  // 283: tritonmq.v1.Broker.Settle:output_type -> tritonmq.v1.SettleResponse
+	94,  // 284: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
+	148, // 285: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
+	150, // 286: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
+	165, // 287: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
+	167, // 288: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
+	174, // 289: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
+	188, // 290: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
+	190, // 291: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
+	169, // 292: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
+	172, // 293: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
+	179, // 294: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
+	181, // 295: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
+	184, // 296: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	184, // 297: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	51,  // 298: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
+	55,  // 299: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
+	55,  // 300: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
+	64,  // 301: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
+	143, // 302: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
+	16,  // 303: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	38,  // 304: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
+	111, // 305: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
+	113, // 306: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
+	133, // 307: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
+	135, // 308: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
+	137, // 309: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
+	139, // 310: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
+	141, // 311: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
+	124, // 312: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
+	126, // 313: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
+	131, // 314: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
+	115, // 315: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	255, // [255:316] is the sub-list for method output_type
+	194, // [194:255] is the sub-list for method input_type
+	194, // [194:194] is the sub-list for extension type_name
+	194, // [194:194] is the sub-list for extension extendee
+	0,   // [0:194] is the sub-list for field type_name
 }
 
 func init() { file_mq_protocol_mq_proto_init() }
@@ -18817,6 +18795,7 @@ func file_mq_protocol_mq_proto_init() {
 	file_mq_protocol_mq_proto_msgTypes[75].OneofWrappers = []any{}
 	file_mq_protocol_mq_proto_msgTypes[88].OneofWrappers = []any{}
 	file_mq_protocol_mq_proto_msgTypes[124].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[137].OneofWrappers = []any{}
 	file_mq_protocol_mq_proto_msgTypes[184].OneofWrappers = []any{}
 	file_mq_protocol_mq_proto_msgTypes[200].OneofWrappers = []any{
 		(*WorkStep_Begin)(nil),
@@ -18837,7 +18816,7 @@ func file_mq_protocol_mq_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_protocol_mq_proto_rawDesc), len(file_mq_protocol_mq_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   239,
+			NumMessages:   240,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -328,15 +328,14 @@ def test_an_observation_tells_only_what_may_be_described(tmp_path: Path) -> None
             await root.allow(rule("Read"), rule("Describe", "Group", "readers"))
             everything = pb.ObserveRequest(detail=pb.PARTITIONS)
             seen = await etl.ask("Observe", everything)
-            assert list(seen.topics.name) == ["t"]
-            assert len(seen.partitions.topic) == 1
-            assert list(zip(seen.groups.topic, seen.groups.group, strict=True)) == [("t", "readers")]
+            assert [row.name for row in seen.topics] == [row.topic for row in seen.partitions] == ["t"]
+            assert [(row.topic, row.group) for row in seen.groups] == [("t", "readers")]
             assert (dict(seen.values), dict(seen.left_out)) == ({}, {})
             named = await etl.ask("Observe", pb.ObserveRequest(detail=pb.TOPICS, topics=["secret"]))
-            assert not named.topics.name
+            assert not named.topics
             await root.allow(rule("Metrics", "Cluster", "cluster"))
             whole = await etl.ask("Observe", everything)
-            assert sorted(whole.topics.name) == ["secret", "t"]
+            assert sorted(row.name for row in whole.topics) == ["secret", "t"]
             assert whole.values
 
     in_virtual_time(main())

@@ -55,29 +55,19 @@ def admin(watched: Watched) -> Admin:
 def said(broker: int, *, epoch: int = 4, leads: bool = False, end: int = 100, **groups: int) -> pb.ObserveResponse:
     """By a broker with partition 0 of topic `t`; groups are that many records behind."""
     answer = pb.ObserveResponse(broker=broker, cluster_id="c", state="serving", values={"disk_free_bytes": 5.0})
-    topics, partitions = answer.topics, answer.partitions
-    for column, value in (
-        (topics.name, "t"), (topics.led, int(leads)), (topics.records, end * leads), (topics.bytes, 10 * leads),
-        (topics.staged_batches, int(leads)), (topics.oldest_staged_us, 50 + broker if leads else 0),
-        (partitions.topic, 0), (partitions.partition, 0), (partitions.leads, leads), (partitions.leader, 1),
-        (partitions.leader_epoch, epoch), (partitions.replicas_count, 3), (partitions.isr_count, 2),
-        (partitions.moving_to_count, 0), (partitions.log_start_offset, 0), (partitions.log_end_offset, end),
-        (partitions.high_watermark, 7), (partitions.size_bytes, 10), (partitions.staged_batches, 1),
-        (partitions.oldest_staged_us, 50), (partitions.unheard_count, int(leads)),
-    ):  # fmt: skip
-        column.append(value)  # type: ignore[attr-defined]
-    partitions.replicas.extend([1, 2, 3])
-    partitions.isr.extend([1, 3])
-    partitions.unheard.extend([2] * leads)
-    partitions.unheard_ms.extend([7_000] * leads)
+    answer.topics.add(
+        name="t", led=int(leads), records=end * leads, bytes=10 * leads, staged_batches=int(leads),
+        oldest_staged_us=(50 + broker) * leads,
+    )  # fmt: skip
+    answer.partitions.add(
+        topic="t", leads=leads, leader=1, leader_epoch=epoch, replicas=[1, 2, 3], isr=[1, 3], log_end_offset=end,
+        high_watermark=7, size_bytes=10, staged_batches=1, oldest_staged_us=50, unheard_ms={2: 7_000} if leads else {},
+    )  # fmt: skip
     for group, records in groups.items():
-        told = answer.groups
-        for column, value in (
-            (told.group, group), (told.topic, "t"), (told.kind, "spark"), (told.members, broker),
-            (told.lag, records), (told.lag_bytes, 10 * records), (told.lag_us, records), (told.moved_us, 100 + broker),
-            (told.label, f"{group} at {broker}" if group == "h" else ""),
-        ):  # fmt: skip
-            column.append(value)  # type: ignore[attr-defined]
+        answer.groups.add(
+            group=group, topic="t", kind="spark", members=broker, lag=records, lag_bytes=10 * records, lag_us=records,
+            moved_us=100 + broker, label=f"{group} at {broker}" if group == "h" else "",
+        )  # fmt: skip
     return answer
 
 
@@ -210,12 +200,3 @@ def test_what_did_not_fit_an_answer_is_asked_for_by_name(
     t, u = admin.describe_topics()
     assert (t.partitions[0].isr, u.partitions[0].isr) == ((1, 3), (1, 2, 3))
     assert asked == [[], ["t"], ["u"]]
-
-
-def test_each_partition_has_its_own_brokers_of_the_flat_lists() -> None:
-    answer = said(1)
-    more = said(1).partitions
-    more.partition[0], more.replicas[:], more.replicas_count[0], more.isr[:], more.isr_count[0] = 1, [2], 1, [], 0
-    answer.partitions.MergeFrom(more)
-    found = observation.put_together({"b:1": answer}).partitions
-    assert [(each.replicas, each.isr) for each in found] == [((1, 2, 3), (1, 3)), ((2,), ())]

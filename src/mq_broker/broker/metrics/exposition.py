@@ -14,9 +14,10 @@ from typing import Any, Final, NamedTuple
 from prometheus_client import REGISTRY, generate_latest
 
 from mq_broker import measured
-from mq_broker.broker.metrics.observation import GroupRow, Observation, QueueRow, TopicRow
+from mq_broker.broker.metrics.observation import Observation, QueueRow
 from mq_process.measures import BUCKETS_S, Counts, Durations
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.observed import add_group, add_topic
 
 LINES_AT_ONCE: Final = 200
 """Lines that are written before others have their turn."""
@@ -79,7 +80,7 @@ _TOPICS: Final = (
     Family("topic_bytes", "gauge", "Their bytes as stored.", lambda row, _: row.bytes),
     Family(
         "topic_retention_seconds", "gauge", "The topic's retention_ms; no line if records are kept for ever.",
-        lambda row, _: None if row.retention_ms is None else row.retention_ms / 1000,
+        lambda row, _: row.retention_ms / 1000 if row.HasField("retention_ms") else None,
     ),
     Family("topic_staged_batches", "gauge", "Batches of transactions that nobody can read yet.",
            lambda row, _: row.staged_batches),
@@ -93,7 +94,7 @@ _GROUP_LAGS: Final = (
 )  # fmt: skip
 _GROUPS: Final = (
     Family("group_members", "gauge", "Members that may be given partitions led here.",
-           lambda row, _: len(row.members)),
+           lambda row, _: row.members),
     Family("group_moved_timestamp_seconds", "gauge", "When one of its cursors moved last, since 1970.",
            lambda row, _: row.moved_us / 1e6),
 )  # fmt: skip
@@ -143,7 +144,7 @@ def _lines(observation: Observation, detail: int) -> Iterator[str]:
             yield from _counts(instrument, instrument.rows())
     left_out = {"topics": max(0, len(topics) - TOPICS_MAX), "cursors": observation.left_out}
     if detail >= pb.TOPICS:
-        topic_rows: list[tuple[str, TopicRow]] = []
+        topic_rows: list[tuple[str, pb.ObservedTopic]] = []
         yield from _topic_rows(observation.topics, topic_rows)
         yield from _rows(_TOPICS, topic_rows, observation.now_us)
         groups, left_out["groups"], left_out["idle_groups"] = _group_rows(observation)
@@ -196,12 +197,12 @@ def _few(rows: Mapping[tuple[str, ...], float], topics: set[str], told: set[str]
     return few
 
 
-def _topic_rows(topics: list[TopicRow], rows: list[tuple[str, TopicRow]]) -> Iterator[str]:
+def _topic_rows(topics: list[pb.ObservedTopic], rows: list[tuple[str, pb.ObservedTopic]]) -> Iterator[str]:
     """Adds those of topics that are led here to `rows`."""
-    rest = TopicRow(OTHER)
+    rest = pb.ObservedTopic(name=OTHER)
     for place, row in enumerate(topics):
         if place >= TOPICS_MAX:
-            rest.include(row)
+            add_topic(rest, row)
         elif row.led:
             rows.append((f'topic="{_label(row.name)}"', row))
         yield _NOTHING
@@ -209,19 +210,17 @@ def _topic_rows(topics: list[TopicRow], rows: list[tuple[str, TopicRow]]) -> Ite
         rows.append((f'topic="{OTHER}"', rest))
 
 
-def _group_rows(seen: Observation) -> tuple[list[tuple[str, GroupRow]], int, int]:
+def _group_rows(seen: Observation) -> tuple[list[tuple[str, pb.ObservedGroup]], int, int]:
     """The rows, how many are told as one, and how many have been idle for too long."""
     idle_us = seen.now_us - GROUP_IDLE_S * 1_000_000
     busy = sorted((row for row in seen.groups if row.moved_us > idle_us), key=lambda row: (row.group, row.topic))
     rows, rest = busy[:GROUPS_MAX], busy[GROUPS_MAX:]
     if rest:
-        members = {member for row in rest for member in row.members}
-        rows.append(
-            GroupRow(
-                OTHER, OTHER, "", members, sum(row.lag for row in rest), sum(row.lag_bytes for row in rest),
-                max(row.lag_us for row in rest), max(row.moved_us for row in rest),
-            )
-        )  # fmt: skip
+        other = pb.ObservedGroup(group=OTHER, topic=OTHER)
+        for row in rest:
+            add_group(other, row)
+        other.label = ""
+        rows.append(other)
     told = [(f'group="{_label(row.group)}",topic="{_label(row.topic)}"', row) for row in rows]
     return told, len(rest), len(seen.groups) - len(busy)
 

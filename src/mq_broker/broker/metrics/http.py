@@ -137,7 +137,9 @@ class Pages:
 
 
 def _json(answer: pb.ObserveResponse) -> bytes:
-    return MessageToJson(answer, preserving_proto_field_name=True, indent=None).encode()
+    return MessageToJson(
+        answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None
+    ).encode()
 
 
 def _of_size(pieces: Iterable[bytes], most: int) -> Iterator[bytes]:

@@ -21,12 +21,13 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.metrics.answering import answer
-from mq_broker.broker.metrics.observation import GroupRow, Observation, PartitionRow, QueueRow, TopicRow
+from mq_broker.broker.metrics.observation import Observation, QueueRow
 from mq_broker.broker.metrics.queue_rows import LimitOf, walk_queues
 from mq_broker.rpc.callers import asker
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, Overloaded
 from mq_protocol.names import check_topic_name
+from mq_protocol.observed import add_group, add_topic
 from mq_protocol.rights import CLUSTER_NAME, Kind, Operation
 from mq_protocol.versions import ours
 
@@ -48,7 +49,7 @@ CURSORS_MAX: Final = 100_000
 DISK_PATIENCE_S: Final = 0.25
 """For so long a disk may take to say how much room it has."""
 
-Row = TypeVar("Row", PartitionRow, TopicRow)
+Row = TypeVar("Row", pb.ObservedPartition, pb.ObservedTopic)
 MembersOf = Callable[[Partition, str], list[str]]
 
 
@@ -72,10 +73,11 @@ class _Gathered:
     after another."""
 
     before: Observation | None = None
-    partitions: list[PartitionRow] = field(default_factory=list)
-    topics: list[TopicRow] = field(default_factory=list)
-    topic: TopicRow | None = None
-    groups: dict[tuple[str, str], GroupRow] = field(default_factory=dict)
+    partitions: list[pb.ObservedPartition] = field(default_factory=list)
+    topics: list[pb.ObservedTopic] = field(default_factory=list)
+    topic: pb.ObservedTopic | None = None
+    groups: dict[tuple[str, str], pb.ObservedGroup] = field(default_factory=dict)
+    members: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     queues: dict[tuple[str, str], QueueRow] = field(default_factory=dict)
     unheard_ms: int = 0
     unscrubbed_bytes: int = 0
@@ -83,14 +85,22 @@ class _Gathered:
     cursors: int = 0
     left_out: int = 0
 
-    def add(self, row: PartitionRow, retention_ms: int | None) -> None:
+    def add(self, row: pb.ObservedPartition, retention_ms: int | None) -> None:
         """A partition, with the setting of its topic."""
         known = () if self.before is None else self.before.partitions
         self.partitions.append(_as_before(row, known, len(self.partitions)))
         if self.topic is None or self.topic.name != row.topic:
             self.complete()
-            self.topic = TopicRow(row.topic, retention_ms=retention_ms)
-        self.topic.add(row)
+            self.topic = pb.ObservedTopic(name=row.topic, retention_ms=retention_ms)
+        if row.leads:
+            one = pb.ObservedTopic(
+                led=1,
+                records=row.log_end_offset - row.log_start_offset,
+                bytes=row.size_bytes,
+                staged_batches=row.staged_batches,
+                oldest_staged_us=row.oldest_staged_us,
+            )
+            add_topic(self.topic, one)
 
     def complete(self) -> None:
         """There is no more of the topic."""
@@ -282,15 +292,22 @@ class Observing:
             if not partition.serving:
                 return
             found.cursors += 1
-            row = found.groups.get((name, topic))
-            if row is None:
-                row = found.groups[name, topic] = GroupRow(name, topic, cursor.kind, label=self._label_of(name))
+            members = found.members.setdefault((name, topic), set())
+            members.update(self._members_of(partition, name))
             lag_bytes, lag_us = partition.lag(cursor.offset)
-            row.members.update(self._members_of(partition, name))
-            row.lag += max(0, partition.next_offset - max(cursor.offset, partition.index.log_start_offset))
-            row.lag_bytes += lag_bytes
-            row.lag_us = max(row.lag_us, lag_us)
-            row.moved_us = max(row.moved_us, cursor.moved_us)
+            row = pb.ObservedGroup(
+                group=name,
+                topic=topic,
+                kind=cursor.kind,
+                members=len(members),
+                lag=max(0, partition.next_offset - max(cursor.offset, partition.index.log_start_offset)),
+                lag_bytes=lag_bytes,
+                lag_us=lag_us,
+                moved_us=cursor.moved_us,
+                label=self._label_of(name),
+            )
+            if found.groups.setdefault((name, topic), row) is not row:
+                add_group(found.groups[name, topic], row)
             yield
 
 
@@ -306,7 +323,7 @@ _COUNTED: Final = (
 )
 
 
-def _count(partition: Partition, row: PartitionRow, counts: Counter[str], live: set[int]) -> None:
+def _count(partition: Partition, row: pb.ObservedPartition, counts: Counter[str], live: set[int]) -> None:
     """In sync are those named that live: a leader leaves no fewer in the set than `min_insync_replicas`, dead or alive,
     and refuses writes by how many live. At the least number is a partition whose next loss of a replica has it refuse
     writes: one that never had more replicas is not counted."""
@@ -321,20 +338,20 @@ def _count(partition: Partition, row: PartitionRow, counts: Counter[str], live: 
         counts["partitions_moving"] += bool(row.moving_to)
 
 
-def _unled(row: PartitionRow, live: set[int], leading: bool) -> bool:
+def _unled(row: pb.ObservedPartition, live: set[int], leading: bool) -> bool:
     """Whether nobody can write or consume the partition, as its metadata says it to clients. A follower goes on naming
     a leader that has died until another one is elected. A leader that does not serve waits for dead replicas: it cannot
     commit the start of its epoch."""
     return not row.leads if leading else row.leader not in live
 
 
-def _row(partition: Partition) -> PartitionRow:
+def _row(partition: Partition) -> pb.ObservedPartition:
     replica, index, spec = partition.replica, partition.index, partition.topic.spec
     machine = replica.machine
     staged = len(machine.staged) - len(machine.due_times)  # scheduled batches lie there too
     oldest = next((each.timestamp_us for each in machine.staged.values() if not each.due_us), 0) if staged else 0
     moving = spec.moving.get(partition.number)
-    return PartitionRow(
+    return pb.ObservedPartition(
         topic=spec.name,
         partition=partition.number,
         leads=partition.serving,

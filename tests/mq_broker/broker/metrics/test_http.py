@@ -59,7 +59,7 @@ def test_a_broker_serves_what_it_counts_and_says_when_it_is_ready(tmp_path: Path
             assert await get(port, "/readyz", "HEAD") == (200, "")
             status, text = await get(port, "/observation?detail=partition")
             seen = json.loads(text)
-            assert (status, seen["broker"], seen["partitions"]["partition"]) == (200, 1, [0, 1])
+            assert (status, seen["broker"], [row["partition"] for row in seen["partitions"]]) == (200, 1, [0, 1])
             assert (await get(port, "/metrics?detail=all"))[0] == 400
             assert (await get(port, "/"))[0] == 404
             assert (await get(port, "/metrics", "POST"))[0] == 405

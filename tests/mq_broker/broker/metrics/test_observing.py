@@ -39,26 +39,26 @@ def test_a_broker_tells_what_it_holds_in_as_much_detail_as_it_is_asked_for(tmp_p
 
             told = await broker.ask("Observe", pb.ObserveRequest())
             assert (told.broker, told.incarnation, told.state, told.coordination) == (1, 1, "serving", "file")
-            assert (len(told.topics.name), len(told.partitions.topic), told.cluster_id != "") == (0, 0, True)
+            assert (len(told.topics), len(told.partitions), told.cluster_id != "") == (0, 0, True)
             assert told.values["partitions_leader"] == 3
             assert 0 < told.values["disk_free_bytes"] < told.values["disk_size_bytes"]
             assert told.values["brokers_live"] == 1
 
             told = await until(lambda: told_of(broker, pb.TOPICS, records=3))
-            assert (list(told.topics.name), list(told.topics.led)) == (["a", "t"], [1, 2])
-            assert told.topics.bytes[0] == 0 < told.topics.bytes[1]
-            groups = told.groups
-            assert (list(groups.group), list(groups.topic), list(groups.kind)) == (["g"], ["t"], ["spark"])
-            assert (list(groups.lag), list(groups.members)) == ([2], [0])
-            assert groups.lag_bytes[0] > 0
-            assert groups.lag_us[0] > 0
+            assert [(row.name, row.led) for row in told.topics] == [("a", 1), ("t", 2)]
+            assert told.topics[0].bytes == 0 < told.topics[1].bytes
+            [group] = told.groups
+            assert (group.group, group.topic, group.kind, group.lag, group.members) == ("g", "t", "spark", 2, 0)
+            assert group.lag_bytes > 0
+            assert group.lag_us > 0
 
             request = pb.ObserveRequest(detail=pb.PARTITIONS, topics=["t", "gone"])
             told = await broker.ask("Observe", request)
-            assert (list(told.topics.name), list(told.partitions.topic)) == (["t"], [0, 0])
-            assert list(told.partitions.log_end_offset) == [3, 0]
-            assert (list(told.partitions.isr_count), list(told.partitions.isr)) == ([1, 1], [1, 1])
-            assert list(told.partitions.leader) == [1, 1]
+            assert [row.name for row in told.topics] == ["t"]
+            assert [(row.topic, row.log_end_offset, row.leader, list(row.isr)) for row in told.partitions] == [
+                ("t", 3, 1, [1]),
+                ("t", 0, 1, [1]),
+            ]
 
     asyncio.run(scenario())
 
@@ -66,7 +66,7 @@ def test_a_broker_tells_what_it_holds_in_as_much_detail_as_it_is_asked_for(tmp_p
 async def told_of(broker: Broker, detail: Any, records: int) -> pb.ObserveResponse | None:
     """Once the broker has looked again."""
     told: pb.ObserveResponse = await broker.ask("Observe", pb.ObserveRequest(detail=detail))
-    return told if sum(told.topics.records) == records and told.groups.group else None
+    return told if sum(row.records for row in told.topics) == records and told.groups else None
 
 
 def test_what_no_broker_can_be_asked_is_refused(tmp_path: Path) -> None:
@@ -102,9 +102,8 @@ def test_partitions_are_counted_by_their_role_and_by_what_they_lack(tmp_path: Pa
         "partitions_awake": 1,
     }
     assert dict(told.links) == {2: True, 3: False}
-    assert (list(told.topics.led), list(told.topics.records), list(told.topics.bytes)) == ([5], [450], [25_000])
-    assert list(told.partitions.moving_to_count) == [0, 0, 0, 0, 0, 0, 2]
-    assert list(told.partitions.moving_to) == [4, 5]
+    assert [(row.led, row.records, row.bytes) for row in told.topics] == [(5, 450, 25_000)]
+    assert [list(row.moving_to) for row in told.partitions] == [[], [], [], [], [], [], [4, 5]]
 
 
 def test_a_partition_has_no_leader_if_the_one_that_is_named_is_dead_or_does_not_serve(tmp_path: Path) -> None:
@@ -150,8 +149,8 @@ def test_what_is_staged_is_told_without_what_is_scheduled(tmp_path: Path) -> Non
         part(number=2, staged={b"e": batch(1, due_us=2)}),
     ]
     told = asyncio.run(told_by(tmp_path, *parts))
-    assert (list(told.partitions.staged_batches), list(told.partitions.oldest_staged_us)) == ([2, 1, 0], [70, 60, 0])
-    assert (list(told.topics.staged_batches), list(told.topics.oldest_staged_us)) == ([3], [60])
+    assert [(row.staged_batches, row.oldest_staged_us) for row in told.partitions] == [(2, 70), (1, 60), (0, 0)]
+    assert [(row.staged_batches, row.oldest_staged_us) for row in told.topics] == [(3, 60)]
 
 
 def test_a_group_is_told_of_once_a_topic_by_the_leaders_of_its_partitions(tmp_path: Path) -> None:
@@ -162,8 +161,7 @@ def test_a_group_is_told_of_once_a_topic_by_the_leaders_of_its_partitions(tmp_pa
         part("u", 0, cursors={"g": 99}),
     ]
     told = asyncio.run(told_by(tmp_path, *parts, members={"g": ["m1", "m2"]})).groups
-    rows = zip(told.group, told.topic, told.members, told.lag, told.lag_us, told.moved_us, strict=True)
-    assert sorted(rows) == [
+    assert sorted((row.group, row.topic, row.members, row.lag, row.lag_us, row.moved_us) for row in told) == [
         ("g", "t", 2, 10 + 90, 97_000, 160),
         ("g", "u", 2, 1, 1_000, 169),
         ("h", "t", 0, 0, 0, 170),
@@ -199,8 +197,8 @@ def test_cursors_beyond_the_bound_are_left_out_and_counted(tmp_path: Path, monke
     parts = [part(number=number, cursors={"g": 10, "h": 10}) for number in range(3)]
     told = asyncio.run(told_by(tmp_path, *parts))
     assert dict(told.left_out) == {"cursors": 3}
-    assert (list(told.groups.group), list(told.groups.lag)) == (["g", "h"], [180, 90])
-    assert len(told.partitions.partition) == 3
+    assert [(row.group, row.lag) for row in told.groups] == [("g", 180), ("h", 90)]
+    assert len(told.partitions) == 3
 
 
 def test_what_does_not_fit_one_answer_is_counted_and_can_be_asked_for(
@@ -210,19 +208,15 @@ def test_what_does_not_fit_one_answer_is_counted_and_can_be_asked_for(
 
     async def scenario() -> None:
         observed = observing(tmp_path, *parts)
-        monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 2 * answering.TOPIC_TOLD_BYTES)
+        monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", told_bytes := 12)
         told = await asked(observed)
-        assert (list(told.topics.name), dict(told.left_out)) == (
-            ["a", "b"],
-            {"topics": 1, "groups": 3, "partitions": 6},
-        )
-        monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 200)
+        assert [row.name for row in told.topics] == ["a", "b"]
+        assert told.topics[0].ByteSize() < told_bytes <= 2 * told.topics[0].ByteSize()
+        assert told.left_out == {"topics": 1, "groups": 3, "partitions": 6}
+        monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 120)
         told = await asked(observed, pb.ObserveRequest(detail=pb.PARTITIONS, topics=["c"]))
-        assert (list(told.topics.name), list(told.groups.topic), list(told.partitions.partition)) == (
-            ["c"],
-            ["c"],
-            [0, 1],
-        )
+        assert [row.name for row in told.topics] == [row.topic for row in told.groups] == ["c"]
+        assert [row.partition for row in told.partitions] == [0, 1]
         assert not told.left_out
 
     asyncio.run(scenario())
@@ -242,7 +236,7 @@ def test_who_gives_up_does_not_end_the_gathering_for_others(tmp_path: Path, monk
         for each in impatient:
             each.cancel()
         told = await asked(observed)
-        assert len(told.partitions.partition) == 50
+        assert len(told.partitions) == 50
         assert len(looked) == 1
         impatient = [asyncio.create_task(asked(observed, pb.ObserveRequest(detail=pb.TOPICS))) for _ in range(3)]
         await asyncio.sleep(0)
@@ -257,8 +251,7 @@ def test_who_gives_up_does_not_end_the_gathering_for_others(tmp_path: Path, monk
 def test_a_leader_tells_for_how_long_it_has_not_heard_of_whom(tmp_path: Path) -> None:
     parts = [part(number=0, isr=(1,), unheard_ms={2: 500, 3: 9_000}), part(number=1), part(number=2, unheard_ms={2: 1})]
     told = asyncio.run(told_by(tmp_path, *parts)).partitions
-    assert (list(told.unheard_count), list(told.unheard)) == ([2, 0, 1], [2, 3, 2])
-    assert list(told.unheard_ms) == [500, 9_000, 1]
+    assert [dict(row.unheard_ms) for row in told] == [{2: 500, 3: 9_000}, {}, {2: 1}]
 
 
 def test_a_disk_that_does_not_say_how_much_room_it_has_hides_nothing_else(tmp_path: Path) -> None:
