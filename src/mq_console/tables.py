@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlencode
 
@@ -38,8 +39,8 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """`name`: of the field, also in JSON. `key`: what is sorted by; None: cannot be sorted. `kind`: how it is shown, a
-    macro of the templates. Numbers are sorted from the greatest down first."""
+    """`name`: of the field, also in JSON. `key`: what is sorted by, if it is not the field. `kind`: how it is shown, a
+    macro of the templates. Numbers are sorted from the greatest down first; what is drawn is not sorted."""
 
     name: str
     title: str
@@ -49,6 +50,10 @@ class Column(Generic[T]):
     @property
     def right(self) -> bool:
         return self.kind in ("count", "bytes", "rate", "ago", "duration", "seconds")
+
+    @property
+    def sorts(self) -> bool:
+        return self.kind != "spark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +88,12 @@ def listed(
     it is sorted unless something else is wished."""
     wanted = wish.q.casefold()
     fit = [row for row in rows if wanted in text(row).casefold()] if wanted else list(rows)
-    keys = {column.name: column.key for column in columns if column.key is not None}
+    keys = {column.name: column.key or attrgetter(column.name) for column in columns if column.sorts}
     name, downwards = wish.sort.removeprefix("-"), wish.sort.startswith("-")
     if name not in keys:
         name, downwards = default.removeprefix("-"), default.startswith("-")
-    key = keys[name]
-    assert key is not None
     fit.sort(key=text)
-    fit.sort(key=key, reverse=downwards)
+    fit.sort(key=keys[name], reverse=downwards)
     pages = max(1, -(-len(fit) // page_rows))
     page = min(wish.page, pages)
     shown = fit[(page - 1) * page_rows : page * page_rows]

@@ -22,6 +22,7 @@ from mq_client import (
     TritonMQError,
     UnknownGroup,
 )
+from mq_client.described import described
 from mq_client.looks import Look
 from mq_console.asked import Asked
 from mq_console.tables import Column, Listed, Wish, listed
@@ -56,20 +57,11 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Group(GroupObservation):
     """A group in a topic, in lists. `catching_up_s`: in so many seconds it will have read what is behind, at the rate
-    of the last seconds; None if it does not catch up. `label`: what people call the group."""
+    of the last seconds; None if it does not catch up."""
 
-    group: str
-    topic: str
-    kind: str
-    members: int
-    lag: int
-    lag_bytes: int
-    lag_us: int
-    moved_us: int
-    catching_up_s: float | None
-    label: str
+    catching_up_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,22 +299,8 @@ def _by_topic(look: Look, what: str) -> dict[str, int]:
 
 
 def _groups(seen: Seen) -> list[Group]:
-    return [] if seen.look is None else [_group(seen, each) for each in seen.look.observed.groups]
-
-
-def _group(seen: Seen, told: GroupObservation) -> Group:
-    return Group(
-        told.group,
-        told.topic,
-        told.kind,
-        told.members,
-        told.lag,
-        told.lag_bytes,
-        told.lag_us,
-        told.moved_us,
-        seen.catching_up.get((told.group, told.topic)),
-        told.label,
-    )
+    groups = () if seen.look is None else seen.look.observed.groups
+    return [described(Group, each, catching_up_s=seen.catching_up.get((each.group, each.topic))) for each in groups]
 
 
 def totals(seen: Seen, topics: list[Topic], groups: list[Group]) -> Totals:
@@ -359,13 +337,13 @@ def _missing(value: float | None) -> float:
 
 
 TOPIC_COLUMNS: Final[list[Column[Topic]]] = [
-    Column("name", "Topic", "topic", lambda each: each.name),
-    Column("partitions", "Partitions", "count", lambda each: each.partitions),
-    Column("records", "Records", "count", lambda each: each.records),
-    Column("bytes", "Size", "bytes", lambda each: each.bytes),
+    Column("name", "Topic", "topic"),
+    Column("partitions", "Partitions", "count"),
+    Column("records", "Records", "count"),
+    Column("bytes", "Size", "bytes"),
     Column("records_in_per_second", "Records in/s", "rate", lambda each: _missing(each.records_in_per_second)),
     Column("trend", "Trend", "spark"),
-    Column("staged_batches", "Staged", "count", lambda each: each.staged_batches),
+    Column("staged_batches", "Staged", "count"),
     Column(
         "partitions_in_need",
         "State",
@@ -374,47 +352,47 @@ TOPIC_COLUMNS: Final[list[Column[Topic]]] = [
     ),
 ]
 PARTITION_COLUMNS: Final[list[Column[PartitionObservation]]] = [
-    Column("partition", "Partition", "id", lambda each: each.partition),
-    Column("leader", "Leader", "id", lambda each: each.leader),
-    Column("leader_epoch", "Epoch", "count", lambda each: each.leader_epoch),
+    Column("partition", "Partition", "id"),
+    Column("leader", "Leader", "id"),
+    Column("leader_epoch", "Epoch", "count"),
     Column("replicas", "Replicas", "replicas", lambda each: len(each.isr) - len(each.replicas)),
-    Column("log_start_offset", "First offset", "count", lambda each: each.log_start_offset),
-    Column("log_end_offset", "End offset", "count", lambda each: each.log_end_offset),
-    Column("size_bytes", "Size", "bytes", lambda each: each.size_bytes),
-    Column("staged_batches", "Staged", "count", lambda each: each.staged_batches),
+    Column("log_start_offset", "First offset", "count"),
+    Column("log_end_offset", "End offset", "count"),
+    Column("size_bytes", "Size", "bytes"),
+    Column("staged_batches", "Staged", "count"),
 ]
 GROUP_COLUMNS: Final[list[Column[Group]]] = [
-    Column("topic", "Topic", "topic", lambda each: each.topic),
+    Column("topic", "Topic", "topic"),
     Column("group", "Group", "group", lambda each: each.label or each.group),
-    Column("kind", "Kind", "text", lambda each: each.kind),
-    Column("members", "Members", "count", lambda each: each.members),
-    Column("lag", "Lag, records", "count", lambda each: each.lag),
-    Column("lag_bytes", "Lag, bytes", "bytes", lambda each: each.lag_bytes),
-    Column("lag_us", "Behind", "duration", lambda each: each.lag_us),
+    Column("kind", "Kind", "text"),
+    Column("members", "Members", "count"),
+    Column("lag", "Lag, records", "count"),
+    Column("lag_bytes", "Lag, bytes", "bytes"),
+    Column("lag_us", "Behind", "duration"),
     Column("trend", "Trend", "spark"),
     Column("catching_up_s", "Caught up in", "seconds", lambda each: _missing(each.catching_up_s)),
-    Column("moved_us", "Moved", "ago", lambda each: each.moved_us),
+    Column("moved_us", "Moved", "ago"),
 ]
 QUEUE_COLUMNS: Final[list[Column[QueueInfo]]] = [
-    Column("topic", "Topic", "topic", lambda each: each.topic),
-    Column("group", "Group", "text", lambda each: each.group),
+    Column("topic", "Topic", "topic"),
+    Column("group", "Group", "text"),
 ]
 SINK_COLUMNS: Final[list[Column[TransactionDescription]]] = [
-    Column("query", "Query", "text", lambda each: each.query),
-    Column("sink", "Sink", "text", lambda each: each.sink),
-    Column("batch_id", "Last decided", "count", lambda each: each.batch_id),
-    Column("row_count", "Rows", "count", lambda each: each.row_count),
-    Column("changed_us", "Decided", "ago", lambda each: each.changed_us),
-    Column("published", "Published", "state", lambda each: each.published),
-    Column("batches", "Staged batches", "count", lambda each: each.batches),
-    Column("bytes", "Staged", "bytes", lambda each: each.bytes),
-    Column("since_us", "Oldest staged", "ago", lambda each: each.since_us),
+    Column("query", "Query", "text"),
+    Column("sink", "Sink", "text"),
+    Column("batch_id", "Last decided", "count"),
+    Column("row_count", "Rows", "count"),
+    Column("changed_us", "Decided", "ago"),
+    Column("published", "Published", "state"),
+    Column("batches", "Staged batches", "count"),
+    Column("bytes", "Staged", "bytes"),
+    Column("since_us", "Oldest staged", "ago"),
 ]
 MOVE_COLUMNS: Final[list[Column[PartitionMove]]] = [
-    Column("topic", "Topic", "topic", lambda each: each.topic),
-    Column("partition", "Partition", "id", lambda each: each.partition),
-    Column("origin", "From", "ids", lambda each: each.origin),
-    Column("target", "To", "ids", lambda each: each.target),
-    Column("leader", "Leader", "id", lambda each: each.leader),
-    Column("isr", "In sync", "ids", lambda each: each.isr),
+    Column("topic", "Topic", "topic"),
+    Column("partition", "Partition", "id"),
+    Column("origin", "From", "ids"),
+    Column("target", "To", "ids"),
+    Column("leader", "Leader", "id"),
+    Column("isr", "In sync", "ids"),
 ]
