@@ -9,67 +9,13 @@ known.
 The classes are imported when they are first asked for: Spark starts processes that only read, and many of them.
 """
 
+# ruff: noqa: F403, F405 - the errors of mq_client.errors, which __all__ names
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mq_client.errors import (
-    BatchTooLarge,
-    CoordinationUnavailable,
-    CorruptBatch,
-    DataLoss,
-    DiskFull,
-    FencedRun,
-    GroupInUse,
-    IncompatibleVersion,
-    InternalError,
-    InvalidRequest,
-    InvalidSetting,
-    InvalidTopicName,
-    LeaseLost,
-    LockLost,
-    LockNotAcquired,
-    MemberInUse,
-    NotAuthenticated,
-    NotDeserialized,
-    NotEnoughBrokers,
-    NotEnoughReplicas,
-    NotLeader,
-    NotSent,
-    NotYetWritten,
-    OffsetOutOfRange,
-    OutcomeUnknown,
-    OutOfOrder,
-    Overloaded,
-    PartitionUnavailable,
-    PermissionDenied,
-    QueueFull,
-    QuotaExceeded,
-    RefusedError,
-    ReplayMismatch,
-    RequestTooLarge,
-    RetriableError,
-    SchemaMismatch,
-    StagedBatchMissing,
-    StaleMicroBatch,
-    StorageFailed,
-    TooManyGroups,
-    TooManyMembers,
-    TooManyTransactions,
-    TopicExists,
-    TopicNotEmpty,
-    TransactionAborted,
-    TritonMQError,
-    UnknownGroup,
-    UnknownOutcome,
-    UnknownPartition,
-    UnknownQueue,
-    UnknownTopic,
-    UnknownTransaction,
-    Unreachable,
-    WrongGroupKind,
-)
+from mq_client.errors import *
 
 if TYPE_CHECKING:
     from mq_client.acl_admin import AclChange, AclRule, AclVerdict
