@@ -17,9 +17,11 @@ from unittest import mock
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from mq_broker.coordination import change_notes, documents
+from mq_broker.coordination import documents
 from mq_broker.coordination import file as coordination_file
-from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
+from mq_broker.coordination.interface import BrokerRegistration, ClusterSpec, Move, TopicSpec
+from mq_broker.coordination.store import Kept, Tree
+from mq_broker.coordination.topics import with_changes
 from mq_broker.core.entries import (
     SCHEDULED,
     Append,
@@ -93,6 +95,16 @@ STATE: Final = NodeState(LeaderName(1, 7), 3, ((1, "a"), (2, "b")), 1, "1.7.9", 
 TOPIC: Final = TopicSpec(
     "t", "0" * 32, ((1, 2), (2, 1, 3)), b"schema", {"durability": "os"}, {1: Move((2, 3), (2, 1))}, (1,)
 )
+CLUSTER: Final = ClusterSpec("c" * 32, 2)
+TREE: Final = Tree(
+    {
+        "brokers/lives/1": Kept(b"", 7, 5),
+        "topics/t": Kept(documents.dump(documents.topic_to_json(TOPIC)), 4, 12),
+        f"states/{TOPIC.topic_id}/1": Kept(documents.dump(documents.state_to_json(STATE)), 9, 11),
+    }
+)
+"""Some of what a broker that stands alone keeps of its cluster."""
+
 REGISTRATION: Final = BrokerRegistration(3, 17, "h:1", "rack", "h:2", 1 << 20)
 
 
@@ -205,7 +217,8 @@ def documents_as_stored() -> dict[str, str]:
         "registration": documents.dump(documents.registration_to_json(REGISTRATION)).decode(),
         "broker.json": _broker_json(),
         "coordination.json": _coordination_json(),
-        "topic_changes": change_notes.with_change(change_notes.with_change(b"", 4, "a"), 5, "t").decode(),
+        "cluster": documents.dump(documents.cluster_to_json(CLUSTER)).decode(),
+        "topic_changes": with_changes(with_changes(b"", 4, ["a"]), 5, ["t", "u"]).decode(),
     }
 
 
@@ -218,10 +231,8 @@ def _broker_json() -> str:
 
 
 def _coordination_json() -> str:
-    """All that a broker that stands alone keeps of its cluster."""
-    contents = coordination_file._Contents("c1", {1: 7}, {"t": (4, TOPIC)}, {(TOPIC.topic_id, 1): (9, STATE)}, 5)
     with tempfile.TemporaryDirectory() as name:
-        coordination_file._store(Path(name), contents)
+        coordination_file._store(Path(name), TREE, 1_017)
         return (Path(name) / "coordination.json").read_text()
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from google.protobuf import unknown_fields
 
-from mq_broker.coordination import change_notes, documents
+from mq_broker.coordination import documents
 from mq_broker.coordination import file as coordination_file
+from mq_broker.coordination.topics import changed_since
 from mq_broker.core.entries import EntryKind
 from mq_broker.storage.codec.frame import decode, encode, unpack_header
 from mq_broker.storage.codec.snapshot import decode_snapshot, encode_snapshot
@@ -20,7 +21,7 @@ from mq_broker.storage.journal.segments import pack_mark, unpack_mark
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_broker.storage.sealed import BLOCK_BYTES, read_block, snapshot_slot
 from mq_protocol import mq_pb2 as pb
-from tests.golden import DATA, REGISTRATION, SEALED_FRAME, SEALING, TOPIC, UNRELEASED, _identity, golden
+from tests.golden import DATA, REGISTRATION, SEALED_FRAME, SEALING, TREE, UNRELEASED, _identity, golden
 from tests.mq_broker.storage.bed import PLACE
 
 RELEASES = sorted(path.stem for path in DATA.glob("*.json"))
@@ -72,6 +73,7 @@ def test_a_snapshot_and_a_mark_are_read_and_written_again(release: str) -> None:
 AS_STORED: dict[str, tuple[Callable[[dict[str, Any]], Any], Callable[[Any], dict[str, Any]]]] = {
     "state": (documents.state_from_json, documents.state_to_json),
     "topic": (documents.topic_from_json, documents.topic_to_json),
+    "cluster": (documents.cluster_from_json, documents.cluster_to_json),
 }
 
 
@@ -87,7 +89,7 @@ def test_a_document_in_zookeeper_is_read_and_written_again(release: str, name: s
 def test_a_registration_and_a_note_of_changes_are_read(release: str) -> None:
     found = kept(release, "documents")
     assert documents.load(found["registration"].encode(), documents.registration_of(3), "x") == REGISTRATION
-    assert change_notes.since(found["topic_changes"].encode(), 6, 4) == ["a", "t"]
+    assert changed_since(found["topic_changes"].encode(), 6, 4) == ["a", "t", "u"]
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -102,9 +104,9 @@ def test_a_data_directory_and_the_file_of_a_lone_broker_are_read_and_written_aga
     directory._write_owner()
     assert (tmp_path / "broker.json").read_text() == found["broker.json"]
     (tmp_path / "coordination.json").write_text(found["coordination.json"])
-    contents = coordination_file._load(tmp_path)
-    assert contents.topics["t"] == (4, TOPIC)
-    coordination_file._store(tmp_path, contents)
+    tree = coordination_file._load(tmp_path)
+    assert tree.nodes() == TREE.nodes()
+    coordination_file._store(tmp_path, tree, tree.born)
     assert (tmp_path / "coordination.json").read_text() == found["coordination.json"]
 
 

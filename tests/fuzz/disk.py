@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from mq_broker.coordination import file
+from mq_broker.coordination import documents, file
 from mq_broker.coordination.credential import Credential
 from mq_broker.coordination.interface import TopicSpec
+from mq_broker.coordination.store import Kept, Tree
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.identity import Cut, LogIdentity, load_identity
 from mq_broker.storage.inspecting.directory import _owner
@@ -24,7 +25,7 @@ from mq_broker.storage.opening.directory import _read_owner
 from mq_protocol.errors import InternalError, InvalidSetting, StorageFailed
 from tests.fuzz.altering import altered, altered_document
 from tests.fuzz.telling import check_told
-from tests.mq_broker.coordination.wire import id_of, state_of
+from tests.mq_broker.coordination.wire import id_of
 from tests.mq_broker.storage.bed import PLACE
 
 _ROOM: Final = tempfile.TemporaryDirectory()
@@ -66,14 +67,16 @@ def _credential(directory: Path) -> object:
 
 def _coordination() -> dict[str, Any]:
     topic = TopicSpec("t", id_of("t"), ((1,),))
-    contents = file._Contents("c" * 32, {1: 4}, {"t": (2, topic)}, {(topic.topic_id, 0): (1, state_of())}, 9)
-    return contents.to_json()
+    topics = {"topics/t": Kept(documents.dump(documents.topic_to_json(topic)), 2, 8)}
+    file._store(_DIRECTORY, Tree({"brokers/lives/1": Kept(b"", 4, 7), **topics}), 9)
+    found: dict[str, Any] = json.loads((_DIRECTORY / "coordination.json").read_bytes())
+    return found
 
 
 FILES: Final = (
     OnDisk("log.json", _identity(), _log),
     OnDisk("broker.json", {"format": 1, "broker": 1, "cluster_id": "c" * 32}, _broker),
-    OnDisk("coordination.json", _coordination(), file._load),
+    OnDisk("coordination.json", _coordination(), file.read_topics),
     OnDisk(MARK_FILE_NAME, pack_mark(PLACE, 77), lambda directory: read_mark(directory, PLACE)),
     OnDisk(
         "zookeeper.auth",

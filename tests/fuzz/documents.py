@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from mq_broker.coordination import documents
-from mq_broker.coordination.interface import BrokerRegistration, Features, Move, QueueSpec, SecurityDocuments, TopicSpec
+from mq_broker.coordination.interface import BrokerRegistration, ClusterSpec, Move, QueueSpec, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_broker.security import floor, quota_documents, revoked, rule_documents, tokens
 from mq_broker.security.rules import Effect, Rule
@@ -75,11 +75,8 @@ DOCUMENTS: Final = (
         documents.registration_of(3),
         documents.registration_to_json,
     ),
-    _stored(documents.features_to_json(Features(2)), documents.features_from_json, documents.features_to_json),
     _stored(
-        documents.security_to_json(SecurityDocuments(4, {"quotas": (2, b"{}")})),
-        documents.security_from_json,
-        documents.security_to_json,
+        documents.cluster_to_json(ClusterSpec("c" * 32, 2)), documents.cluster_from_json, documents.cluster_to_json
     ),
     Document(
         json.loads(rule_documents.dump(_RULES)),

@@ -16,7 +16,8 @@ from mq_broker.broker import BrokerConfig
 from mq_broker.broker.administration.topic_changes import arrived, begun, called_off, with_columns, with_settings
 from mq_broker.coordination import documents
 from mq_broker.coordination.interface import Move, TopicSpec
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.coordination.service import CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_broker.core.replication.replica_state import Node
 from mq_broker.storage.files import OsFiles
@@ -129,7 +130,10 @@ def test_what_a_broker_with_zookeeper_writes_keeps_them(
 ) -> None:
     root = f"/{request.node.name}"
     config = BrokerConfig(
-        1, "127.0.0.1:0", tmp_path, coordination=lambda: ZooKeeperCoordination(zookeeper, 4_000, root=root)
+        1,
+        "127.0.0.1:0",
+        tmp_path,
+        coordination=lambda: CoordinationService(ZooKeeperStore(zookeeper, 4_000, root=root)),
     )
     client = KazooClient(zookeeper)
     client.start()
@@ -151,7 +155,7 @@ def test_what_a_broker_with_zookeeper_writes_keeps_them(
         asyncio.run(first_life())
         (topic_id,) = client.get_children(f"{root}/states")
         paths = [f"{root}/topics/t", f"{root}/states/{topic_id}/0", f"{root}/states/{topic_id}/1"]
-        paths.append(f"{root}/features")
+        paths.append(f"{root}/cluster")
         before = [client.get(path)[0] for path in paths]
         for path, data in zip(paths, before, strict=True):
             client.set(path, json.dumps({**json.loads(data), **NEWER}).encode())
@@ -174,28 +178,28 @@ def test_what_a_broker_that_stands_alone_writes_keeps_them(tmp_path: Path, next_
         async with standalone(tmp_path) as broker:
             await broker.create_topic("t")
             await broker.produce("t", 1)
-        document = json.loads(path.read_text())
-        (states,) = document["states"].values()
-        for place in (document, document["topics"][0], states["0"], document["features"]):
-            place.update(NEWER)
-        path.write_text(json.dumps(document))
+        stored = json.loads(path.read_text())
+        (state,) = (name for name in stored["nodes"] if name.startswith("states/") and name.endswith("/0"))
+        places = ("cluster", "topics/t", state)
+        for place in places:
+            version, born, data = stored["nodes"][place]
+            stored["nodes"][place] = [version, born, json.dumps({**json.loads(data), **NEWER})]
+        path.write_text(json.dumps(stored))
         owner = {**json.loads((tmp_path / "broker.json").read_text()), **NEWER}
         (tmp_path / "broker.json").write_text(json.dumps(owner))
         async with standalone(tmp_path) as broker:
             await until(lambda: broker.end("t"))
             await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=2))
             await broker.ask("Upgrade", pb.UpgradeRequest())
-        after = json.loads(path.read_text())
-        (states,) = after["states"].values()
-        assert states["0"]["leader_epoch"] > 1
-        assert after["topics"][0]["version"] == document["topics"][0]["version"] + 1, (
-            "a key of the file, not of the topic"
-        )
-        assert len(after["topics"][0]["assignment"]) == 2
-        assert after["features"]["level"] == next_level
+        nodes = json.loads(path.read_text())["nodes"]
+        assert all(nodes[place][0] > stored["nodes"][place][0] for place in places), "all written"
+        cluster, topic, changed = (json.loads(nodes[place][2]) for place in places)
+        assert changed["leader_epoch"] > 1
+        assert len(topic["assignment"]) == 2
+        assert cluster["level"] == next_level
         owner = json.loads((tmp_path / "broker.json").read_text())
-        for place in (after, after["topics"][0], states["0"], after["features"], owner):
-            assert {key: place.get(key) for key in NEWER} == NEWER
+        for document in (cluster, topic, changed, owner):
+            assert {key: document.get(key) for key in NEWER} == NEWER
 
     asyncio.run(scenario())
 

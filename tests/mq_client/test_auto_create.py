@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,8 @@ import pytest
 
 from mq_broker.broker.administration import topics as broker_admin
 from mq_broker.broker.config import AutoCreate
-from mq_broker.coordination.file import FileCoordination
-from mq_broker.coordination.interface import TopicSpec
-from mq_broker.core.messages import NodeState
+from mq_broker.coordination.interface import NewTopic
+from mq_broker.coordination.service import CoordinationService
 from mq_client import (
     Admin,
     Consumer,
@@ -29,6 +29,7 @@ from mq_client import (
 )
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol.dead_letters import HEADERS
+from mq_protocol.errors import TritonMQError
 from tests.cluster.harness import wait_until
 from tests.mq_broker.broker.cluster import standalone, until
 from tests.mq_broker.broker.test_three_brokers import three
@@ -55,15 +56,16 @@ def test_no_topic_is_made_by_itself_unless_the_broker_is_set_to_do_so(bootstrap:
 def test_who_asks_for_a_topic_that_another_broker_has_just_made_is_told_of_that_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = FileCoordination.create_topic
+    create = CoordinationService.create_topics
 
-    async def second(self: FileCoordination, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
+    async def second(self: CoordinationService, topics: Sequence[NewTopic]) -> list[TritonMQError | None]:
         """Another broker makes it just before, and nothing has told this one yet."""
-        monkeypatch.setattr(self, "_emit", lambda _event: None)
-        await create(self, replace(topic, topic_id="0" * 32, assignment=topic.assignment[:2]), states[:2])
-        await create(self, topic, states)
+        monkeypatch.setattr(self, "_listener", lambda _event: None)
+        others = [(replace(t, topic_id="0" * 32, assignment=t.assignment[:2]), states[:2]) for t, states in topics]
+        await create(self, others)
+        return await create(self, topics)
 
-    monkeypatch.setattr(FileCoordination, "create_topic", second)
+    monkeypatch.setattr(CoordinationService, "create_topics", second)
 
     async def scenario() -> None:
         async with standalone(tmp_path, auto_create=AutoCreate(3, 1)) as broker:

@@ -9,9 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from mq_broker.coordination.credential import Credential
-from mq_broker.coordination.file import FileCoordination
-from mq_broker.coordination.interface import CoordinationService
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.coordination.file import FileStore
+from mq_broker.coordination.service import CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.security.names import Principal
 from mq_broker.security.oidc import Issuer
 from mq_process.patience import LONG_S
@@ -328,14 +328,15 @@ class BrokerConfig:
         if self.coordination is not None:
             return self.coordination()
         if self.zookeeper:
-            return ZooKeeperCoordination(
+            store = ZooKeeperStore(
                 self.zookeeper,
                 self.session_timeout_ms,
                 connect_timeout_ms=int(LONG_S * 1000),
                 credential=self._credential,
                 tls=self.zookeeper_files,
             )
-        return FileCoordination(self.data_dir)
+            return CoordinationService(store)
+        return CoordinationService(FileStore(self.data_dir))
 
 
 def http_listener(address: str) -> socket.socket:

@@ -10,7 +10,7 @@ from mq_broker.broker.administration.floor import Floor
 from mq_broker.broker.administration.quotas import QuotaSettings
 from mq_broker.broker.config import BrokerConfig
 from mq_broker.broker.metadata.brokers import Cluster
-from mq_broker.coordination.interface import CoordinationService
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.rpc.gate import Gate
 from mq_broker.security import https
 from mq_broker.security.audit import Audit

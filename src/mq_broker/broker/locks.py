@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from mq_broker.broker.runtime.streams import until_one_ends
-from mq_broker.coordination.interface import CoordinationService, LockPlace
+from mq_broker.coordination.locks import LockPlace
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.rpc.service import Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, LockLost, Overloaded

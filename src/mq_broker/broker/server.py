@@ -83,7 +83,7 @@ from mq_broker.broker.transactions.aborting import Aborting
 from mq_broker.broker.transactions.coordinator import Transactions
 from mq_broker.broker.transactions.giving import Giving
 from mq_broker.broker.transactions.upkeep import Upkeep
-from mq_broker.coordination.interface import CoordinationService
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.messages import Room
 from mq_broker.measured import OF_TOPICS, LogCounter
 from mq_broker.rpc import service as rpc_service

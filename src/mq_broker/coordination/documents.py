@@ -12,24 +12,31 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import logging
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from mq_broker.coordination.interface import (
     SECURITY_DOCUMENT_BYTES_MAX,
     SECURITY_DOCUMENTS,
     BrokerRegistration,
-    Features,
+    ClusterSpec,
     Move,
     QueueSpec,
-    SecurityDocuments,
     TopicSpec,
 )
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol.addresses import parse_address
-from mq_protocol.errors import InternalError, InvalidRequest, InvalidSetting, InvalidTopicName, shortened
+from mq_protocol.errors import (
+    CoordinationUnavailable,
+    InternalError,
+    InvalidRequest,
+    InvalidSetting,
+    InvalidTopicName,
+    shortened,
+)
 from mq_protocol.limits import (
     BROKER_MAX,
     EPOCH_MAX,
@@ -49,8 +56,11 @@ from mq_protocol.unknown_keys import STATE_UNKNOWN_BYTES_MAX, unknown_keys, with
 from mq_protocol.versions import Versions
 
 T = TypeVar("T")
+Parse: TypeAlias = Callable[[dict[str, Any]], T]
 
-_TOPIC_ID: Final = re.compile("[0-9a-f]{32}")
+_log = logging.getLogger(__name__)
+
+_HEX: Final = re.compile("[0-9a-f]{32}")
 _PLAIN: Final = re.compile("[0-9A-Za-z._:/-]{0,128}")
 _DIGITS_MAX: Final = 10
 _ERROR_BYTES_MAX: Final = 1_000
@@ -81,8 +91,7 @@ def state_to_json(state: NodeState) -> dict[str, Any]:
 def state_from_json(document: dict[str, Any]) -> NodeState:
     leader = document["leader"]
     isr = [
-        (_number(broker, "isr", 1, BROKER_MAX), _name(log_id, "isr"))
-        for broker, log_id in _list(document["isr"], "isr")
+        (number(broker, "isr", 1, BROKER_MAX), _name(log_id, "isr")) for broker, log_id in _list(document["isr"], "isr")
     ]
     if len(isr) > MEMBERS_MAX:
         raise ValueError(f"isr names {len(isr)} brokers, not up to {MEMBERS_MAX}")
@@ -90,18 +99,18 @@ def state_from_json(document: dict[str, Any]) -> NodeState:
         raise ValueError("isr does not name each broker once, in order")
     return NodeState(
         leader=None if leader is None else _leader(leader),
-        leader_epoch=_number(document["leader_epoch"], "leader_epoch", 0, EPOCH_MAX),
+        leader_epoch=number(document["leader_epoch"], "leader_epoch", 0, EPOCH_MAX),
         isr=tuple(isr),
-        recovery=_number(document["recovery"], "recovery", 0, RECOVERY_MAX),
+        recovery=number(document["recovery"], "recovery", 0, RECOVERY_MAX),
         token=_name(document["token"], "token"),
-        offset_floor=_number(document["offset_floor"], "offset_floor", 0, OFFSET_MAX),
+        offset_floor=number(document["offset_floor"], "offset_floor", 0, OFFSET_MAX),
         unknown=unknown_keys(document, _STATE_KEYS, STATE_UNKNOWN_BYTES_MAX),
     )
 
 
 def _leader(pair: Any) -> LeaderName:
     broker, incarnation = _list(pair, "leader")
-    return LeaderName(_number(broker, "leader", 1, BROKER_MAX), _number(incarnation, "leader", 0, INCARNATION_MAX))
+    return LeaderName(number(broker, "leader", 1, BROKER_MAX), number(incarnation, "leader", 0, INCARNATION_MAX))
 
 
 def topic_to_json(topic: TopicSpec) -> dict[str, Any]:
@@ -114,8 +123,8 @@ def topic_to_json(topic: TopicSpec) -> dict[str, Any]:
     }
     if topic.moving:
         document["moving"] = {
-            str(number): with_unknown({"target": list(move.target), "origin": list(move.origin)}, move.unknown)
-            for number, move in sorted(topic.moving.items())
+            str(partition): with_unknown({"target": list(move.target), "origin": list(move.origin)}, move.unknown)
+            for partition, move in sorted(topic.moving.items())
         }
     if topic.earlier:
         document["earlier"] = list(topic.earlier)
@@ -135,28 +144,25 @@ def _queue_to_json(queue: QueueSpec) -> dict[str, Any]:
 
 
 def topic_from_json(document: dict[str, Any]) -> TopicSpec:
-    name = _text(document["name"], "name")
+    name = text(document["name"], "name")
     check_topic_name(name, internal=True)
-    topic_id = _text(document["topic_id"], "topic_id")
-    if not _TOPIC_ID.fullmatch(topic_id):
-        raise ValueError(f"topic_id is {quoted(topic_id)}, not 32 hexadecimal digits")
     assignment = tuple(_brokers(replicas) for replicas in _list(document["assignment"], "assignment"))
     if not 1 <= len(assignment) <= PARTITIONS_PER_TOPIC_MAX:
         raise ValueError(f"assignment has {len(assignment)} partitions, not 1 to {PARTITIONS_PER_TOPIC_MAX}")
     earlier = _list(document.get("earlier", []), "earlier")
-    lives = _number(document.get("queue_lives", 0), "queue_lives", 0, OFFSET_MAX)
+    lives = number(document.get("queue_lives", 0), "queue_lives", 0, OFFSET_MAX)
     return TopicSpec(
         name=name,
-        topic_id=topic_id,
+        topic_id=_hex(document["topic_id"], "topic_id"),
         assignment=assignment,
-        schema=base64.b64decode(_text(document["schema"], "schema"), validate=True),
-        settings={_text(key, "settings"): _text(value, "settings") for key, value in document["settings"].items()},
-        moving={_partition(number, assignment): _move(move) for number, move in document.get("moving", {}).items()},
-        earlier=tuple(_number(columns, "earlier", 1, SCHEMA_FIELDS_MAX) for columns in earlier),
+        schema=base64.b64decode(text(document["schema"], "schema"), validate=True),
+        settings={text(key, "settings"): text(value, "settings") for key, value in document["settings"].items()},
+        moving={_partition(key, assignment): _move(move) for key, move in document.get("moving", {}).items()},
+        earlier=tuple(number(columns, "earlier", 1, SCHEMA_FIELDS_MAX) for columns in earlier),
         unknown=unknown_keys(document, _TOPIC_KEYS, TOPIC_DOCUMENT_BYTES_MAX),
         queues=_queues(document.get("queues", {}), lives),
         queue_lives=lives,
-        owner=_text(document.get("owner", ""), "owner"),
+        owner=text(document.get("owner", ""), "owner"),
     )
 
 
@@ -166,24 +172,24 @@ def _queues(documents: dict[str, Any], lives: int) -> dict[str, QueueSpec]:
         raise ValueError(f"queues names no groups, or more than {QUEUE_GROUPS_PER_PARTITION_MAX}")
     queues: dict[str, QueueSpec] = {}
     for group, document in documents.items():
-        check_group_name(_text(group, "queues"))
+        check_group_name(text(group, "queues"))
         queues[group] = QueueSpec(
-            _number(document["life"], "life", 1, lives),
-            _number(document["start_us"], "start_us", 0, OFFSET_MAX),
-            {_text(key, "settings"): _text(value, "settings") for key, value in document["settings"].items()},
+            number(document["life"], "life", 1, lives),
+            number(document["start_us"], "start_us", 0, OFFSET_MAX),
+            {text(key, "settings"): text(value, "settings") for key, value in document["settings"].items()},
             unknown_keys(document, _QUEUE_KEYS, TOPIC_DOCUMENT_BYTES_MAX),
-            _text(document.get("owner", ""), "owner"),
+            text(document.get("owner", ""), "owner"),
         )
     if len({queue.life for queue in queues.values()}) < len(queues):
         raise ValueError("two queue groups have the same life")
     return queues
 
 
-def _partition(text: str, assignment: Sequence[object]) -> int:
+def _partition(key: str, assignment: Sequence[object]) -> int:
     """A key of `moving`, which JSON has as text."""
-    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
-        raise ValueError(f"moving names partition {quoted(text)}")
-    return _number(int(text), "moving", 0, len(assignment) - 1)
+    if not (key.isascii() and key.isdigit() and len(key) <= _DIGITS_MAX):
+        raise ValueError(f"moving names partition {quoted(key)}")
+    return number(int(key), "moving", 0, len(assignment) - 1)
 
 
 def _move(document: dict[str, Any]) -> Move:
@@ -192,7 +198,7 @@ def _move(document: dict[str, Any]) -> Move:
 
 
 def _brokers(replicas: Any) -> tuple[int, ...]:
-    brokers = tuple(_number(broker, "brokers", 1, BROKER_MAX) for broker in _list(replicas, "brokers"))
+    brokers = tuple(number(broker, "brokers", 1, BROKER_MAX) for broker in _list(replicas, "brokers"))
     if not 1 <= len(brokers) <= MEMBERS_MAX or len(set(brokers)) != len(brokers):
         raise ValueError(f"{len(brokers)} brokers hold a partition, not 1 to {MEMBERS_MAX} different ones")
     return brokers
@@ -225,8 +231,8 @@ def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
 
 
 def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
-    address, rack = _text(document["address"], "address"), _text(document["rack"], "rack")
-    further: dict[str, Any] = {name: _text(document.get(name, ""), name) for name in _ADDRESSES}
+    address, rack = text(document["address"], "address"), text(document["rack"], "rack")
+    further: dict[str, Any] = {name: text(document.get(name, ""), name) for name in _ADDRESSES}
     for dialled in (address, *filter(None, further.values())):
         if parse_address(dialled)[1] == 0:
             raise ValueError(f"{quoted(dialled)} names no port")
@@ -234,28 +240,30 @@ def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
     if len(rack) > NAME_CHARACTERS_MAX:
         raise ValueError(f"rack has {len(rack)} characters, not up to {NAME_CHARACTERS_MAX}")
     return BrokerRegistration(
-        broker=_number(document["broker"], "broker", 1, BROKER_MAX),
-        incarnation=_number(document["incarnation"], "incarnation", 0, INCARNATION_MAX),
+        broker=number(document["broker"], "broker", 1, BROKER_MAX),
+        incarnation=number(document["incarnation"], "incarnation", 0, INCARNATION_MAX),
         address=address,
         rack=rack,
-        message_bytes_max=_number(document["message_bytes_max"], "message_bytes_max", 1, (1 << 31) - 1),
+        message_bytes_max=number(document["message_bytes_max"], "message_bytes_max", 1, (1 << 31) - 1),
         versions=Versions.said(
-            _number(document["protocol"], "protocol", 1, _VERSION_MAX),
-            _number(document["protocol_oldest"], "protocol_oldest", 1, _VERSION_MAX),
-            _text(document["release"], "release"),
-            _number(document["level"], "level", 1, _VERSION_MAX),
+            number(document["protocol"], "protocol", 1, _VERSION_MAX),
+            number(document["protocol_oldest"], "protocol_oldest", 1, _VERSION_MAX),
+            text(document["release"], "release"),
+            number(document["level"], "level", 1, _VERSION_MAX),
         ),
         **further,
     )
 
 
-def features_to_json(features: Features) -> dict[str, Any]:
-    return with_unknown({"level": features.level}, features.unknown)
+def cluster_to_json(cluster: ClusterSpec) -> dict[str, Any]:
+    return with_unknown({"id": cluster.id, "level": cluster.level}, cluster.unknown)
 
 
-def features_from_json(document: dict[str, Any]) -> Features:
-    level = _number(document["level"], "level", 1, _VERSION_MAX)
-    return Features(level, unknown_keys(document, ("level",), TOPIC_DOCUMENT_BYTES_MAX))
+def cluster_from_json(document: dict[str, Any]) -> ClusterSpec:
+    level = number(document["level"], "level", 1, _VERSION_MAX)
+    return ClusterSpec(
+        _hex(document["id"], "id"), level, unknown_keys(document, ("id", "level"), TOPIC_DOCUMENT_BYTES_MAX)
+    )
 
 
 def stamp_to_json(stamp: int) -> dict[str, Any]:
@@ -263,26 +271,10 @@ def stamp_to_json(stamp: int) -> dict[str, Any]:
 
 
 def stamp_from_json(document: dict[str, Any]) -> int:
-    return _number(document["stamp"], "stamp", 0, STAMP_MAX)
+    return number(document["stamp"], "stamp", 0, STAMP_MAX)
 
 
-def security_to_json(security: SecurityDocuments) -> dict[str, Any]:
-    stored = {name: [version, data.decode()] for name, (version, data) in security.documents.items()}
-    return {"version": security.version, "documents": stored}
-
-
-def security_from_json(document: dict[str, Any]) -> SecurityDocuments:
-    found: dict[str, tuple[int, bytes]] = {}
-    for name, pair in document["documents"].items():
-        version, text = _list(pair, "security")
-        data = _text(text, "security").encode()
-        if name not in SECURITY_DOCUMENTS or len(data) > SECURITY_DOCUMENT_BYTES_MAX:
-            raise ValueError(f"there is no security document {_shown(name)}, or it is too large")
-        found[name] = _number(version, "security", 0, _VERSION_MAX), data
-    return SecurityDocuments(_number(document["version"], "security", 0, _VERSION_MAX), found)
-
-
-def topic_of(name: str) -> Callable[[dict[str, Any]], TopicSpec]:
+def topic_of(name: str) -> Parse[TopicSpec]:
     """What reads the document of the node of that name, and no other's."""
 
     def read(document: dict[str, Any]) -> TopicSpec:
@@ -294,7 +286,7 @@ def topic_of(name: str) -> Callable[[dict[str, Any]], TopicSpec]:
     return read
 
 
-def registration_of(broker: int | str) -> Callable[[dict[str, Any]], BrokerRegistration]:
+def registration_of(broker: int | str) -> Parse[BrokerRegistration]:
     """What reads the registration at the node of that broker, and no other's."""
 
     def read(document: dict[str, Any]) -> BrokerRegistration:
@@ -309,22 +301,28 @@ def registration_of(broker: int | str) -> Callable[[dict[str, Any]], BrokerRegis
 # ---------------------------------------------------------------- fields
 
 
-def _number(value: Any, field: str, low: int, high: int) -> int:
+def number(value: Any, field: str, low: int = 0, high: int = OFFSET_MAX) -> int:
     if type(value) is not int or not low <= value <= high:  # neither a truth value nor 1.5, which int() would take
         raise ValueError(f"{field} is {_shown(value)}, not a whole number from {low} to {high}")
     return value
 
 
-def _text(value: Any, field: str) -> str:
+def text(value: Any, field: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{field} is {_shown(value)}, not a text")
     value.encode()  # half a character, which JSON can name and no message can carry, is a ValueError here
     return value
 
 
+def _hex(value: Any, field: str) -> str:
+    if not _HEX.fullmatch(text(value, field)):
+        raise ValueError(f"{field} is {quoted(value)}, not 32 hexadecimal digits")
+    return str(value)
+
+
 def _name(value: Any, field: str) -> str:
     """A log's id or a writer's token: made by brokers, kept in memory for each partition."""
-    if not _PLAIN.fullmatch(_text(value, field)):
+    if not _PLAIN.fullmatch(text(value, field)):
         raise ValueError(f"{field} is {_shown(value)}, not a short plain name")
     return str(value)
 
@@ -371,7 +369,7 @@ def dump(document: dict[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
 
 
-def load(data: bytes, read: Callable[[dict[str, Any]], T], where: str) -> T:
+def load(data: bytes, read: Parse[T], where: str) -> T:
     """Raises `InternalError` naming `where` if the document is not one of ours."""
     try:
         return read(json.loads(data))
@@ -391,3 +389,34 @@ def load(data: bytes, read: Callable[[dict[str, Any]], T], where: str) -> T:
             f"{where} does not hold what TritonMQ writes there ({shortened(repr(error), _ERROR_BYTES_MAX)}): "
             "was it edited, or made by another program?"
         ) from error
+
+
+class Unreadable:
+    """Owns what has been said of documents that cannot be read: each is told once for each content that it has.
+
+    Anybody with access can write there, and a newer version may. Whoever reads such a document must not take it for one
+    that is not there (trap 18), and the rest of the cluster has nothing to do with it. What to do without, each reader
+    decides."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, int] = {}
+
+    def read(self, where: str, data: bytes, parse: Parse[T]) -> T | None:
+        """What the document says; None if it cannot be read, which the log then says with what to do."""
+        try:
+            return self.require(where, data, parse)
+        except CoordinationUnavailable:
+            return None
+
+    def require(self, where: str, data: bytes, parse: Parse[T]) -> T:
+        """As `read`. Raises `CoordinationUnavailable` if it cannot be read: for those who ask again later."""
+        try:
+            found = load(data, parse, where)
+        except InternalError as error:
+            what = f"{error} Put back what was there; to delete it instead is to delete what it stands for"
+            if self._told.get(where) != hash(data):
+                self._told[where] = hash(data)
+                _log.error("%s. Everything else continues", what)
+            raise CoordinationUnavailable(what) from error
+        self._told.pop(where, None)
+        return found

@@ -8,7 +8,8 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Generic, TypeVar
 
-from mq_broker.coordination.interface import SecurityDocuments, SecurityStore
+from mq_broker.coordination.interface import SecurityDocuments
+from mq_broker.coordination.service import SecurityStore
 from mq_broker.core.messages import CasOutcome
 from mq_protocol.errors import CoordinationUnavailable, OutcomeUnknown
 

@@ -1,22 +1,18 @@
-"""What a broker needs from a coordination service: who lives, which topics exist, and a compare-and-set per partition.
-
-Two implementations, one test suite: `zookeeper.py` (kazoo, real servers) and `file.py` (a single broker, no server).
-Methods are coroutines that never block the event loop; each has a deadline inside and raises `CoordinationUnavailable`
-past it. Events arrive on the loop through the listener given to `start`.
+"""What brokers agree on through coordination: live brokers, topics, security documents; and the hints that say that
+some of it has changed. `service.py` reads and writes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple
 
-from mq_broker.core.messages import CasOutcome, NodeState
+from mq_broker.core.messages import NodeState
 from mq_broker.security.client_port import ClientPort
-from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import MESSAGE_BYTES_MAX, REPLICAS_MAX
-from mq_protocol.versions import FIRST, Versions
+from mq_protocol.versions import Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +80,11 @@ def _reached(address: str, tls_address: str, *, tls: bool) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Features:
-    """The cluster's level of features. `unknown`: as a topic's."""
+class ClusterSpec:
+    """The cluster's id and its level of features. `unknown`: as a topic's."""
 
-    level: int = FIRST
+    id: str
+    level: int
     unknown: str = ""
 
 
@@ -200,163 +197,6 @@ class SecurityDocuments:
     version: int = 0
     documents: Mapping[str, tuple[int, bytes]] = field(default_factory=dict)
 
-    def changed(self, changes: Mapping[str, tuple[int, bytes]]) -> SecurityDocuments | None:
-        """As they are after such a write; None if it is refused."""
-        if any(self.documents.get(name, (-1, b""))[0] != expected for name, (expected, _) in changes.items()):
-            return None
-        written = {name: (expected + 1, data) for name, (expected, data) in changes.items()}
-        return SecurityDocuments(self.version + 1, {**self.documents, **written})
-
-
-class SecurityStore(Protocol):
-    async def read(self) -> SecurityDocuments:
-        """All of them, not older than this call. Once it has returned, SECURITY_CHANGED will follow any later change
-        that was made by `write`; what others write there is only seen by who reads again. Raises
-        `CoordinationUnavailable`."""
-
-    async def write(self, changes: Mapping[str, tuple[int, bytes]]) -> tuple[CasOutcome, int]:
-        """Each document with the version that it is expected to have (-1: there is none) and its new contents; all of
-        them or none. (DONE, the new version of them all), (REFUSED, -1) or (UNKNOWN, -1). Raises `InvalidRequest` for a
-        document that is too large, or more than can be written at once."""
-
-
-class LockPlace(Protocol):
-    """A place in the queue for a lock: `first`, then `hold`, and `leave` in any case. It ends with `leave`, and with
-    the session in which it was taken."""
-
-    async def first(self, wait_s: float) -> int:
-        """Wait until every place before this one is gone; looks once at least. The token, which is higher than any that
-        was given for that lock before. Raises `LockNotAcquired` after `wait_s`, `LockLost` if this place ended
-        meanwhile."""
-
-    async def hold(self) -> NoReturn:
-        """Once this place is the first: runs until it has ended, or until it may have. Raises `LockLost`, which says
-        why."""
-
-    async def leave(self) -> None:
-        """Give the place up. It is gone when this returns, if the service answers; if not, as soon as it answers again.
-        Does not wait for a place that has ended by itself."""
-
 
 NewTopic = tuple[TopicSpec, tuple[NodeState, ...]]
 """With the first state of each partition."""
-
-
-async def refusal(making: Awaitable[None]) -> TritonMQError | None:
-    """What the making of one topic of many has raised."""
-    try:
-        await making
-    except TritonMQError as error:
-        return error
-    return None
-
-
-class CoordinationService(Protocol):
-    async def start(self, listener: Listener) -> None:
-        """Connect. Raises `CoordinationUnavailable` naming the address when nobody answers within the connect
-        timeout."""
-
-    async def stop(self) -> None:
-        """Close the session: registrations vanish at once."""
-
-    async def cluster_id(self) -> str:
-        """Made once per cluster, by whoever comes first."""
-
-    async def peer_secret(self) -> bytes | None:
-        """32 random bytes by which brokers of this cluster know each other. Made once, by whoever comes first. Never
-        log them. None where a cluster is one broker, which has no peers. `InternalError` if something else is in its
-        place."""
-
-    async def begin_life(self, broker: int, above: int = 0) -> int:
-        """The incarnation of this process: grows with every call for that broker id, for ever. `above`: the last one
-        that is known elsewhere, for a service that was put back to an older copy gives no number twice either. Raises
-        `InvalidSetting` if it is more than `LIVES_BEHIND_MAX` starts behind, and `CoordinationUnavailable`."""
-
-    async def known_stamp(self, broker: int) -> int | None:
-        """The last stamp of that broker's data directory that was kept here; 0 if none was, or it cannot be read. None
-        where this lies in that directory itself, and is copied with it. Raises `CoordinationUnavailable`."""
-
-    async def keep_stamp(self, broker: int, stamp: int) -> None:
-        """What that broker's directory has reached, durably, and a registered process has said: a lower one in its
-        place only makes an older copy look young. Raises `CoordinationUnavailable`."""
-
-    async def register(self, registration: BrokerRegistration) -> None:
-        """Make the broker's ephemeral node, in *this* session: a node left by its own former session, or by an earlier
-        life at the same address, is replaced, never taken for success (trap 2). An earlier life at *another* address is
-        waited for until its session must have ended. Raises `InvalidRequest` if another live process has this broker
-        id, a newer one above all: whoever finds its own broker id in `brokers()` with a newer incarnation must stop."""
-
-    async def brokers(self) -> dict[int, BrokerRegistration]:
-        """Those registered now; once this has returned, BROKERS_CHANGED will follow any later change. One whose
-        registration cannot be read is left out, and the log says so."""
-
-    async def level(self) -> int:
-        """The cluster's level of features (`mq_protocol/versions.py`). Once this has returned, BROKERS_CHANGED will
-        follow any later change. Raises `CoordinationUnavailable`, also if its document cannot be read."""
-
-    async def raise_level(self, level: int) -> int:
-        """The level afterwards: at least `level`, since it is never lowered. May be asked again.
-        `CoordinationUnavailable`."""
-
-    async def topics(self) -> dict[str, TopicSpec]:
-        """All topics that can be read; once this has returned, TOPICS_CHANGED will follow any later change."""
-
-    async def topic_changes(self, since: int) -> TopicChanges:
-        """As `topics`, but where it is known what has changed since the answer whose `version` was `since`, only that.
-        -1: all."""
-
-    async def create_topic(self, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
-        """The topic and the first state (version 0) of each partition, all or nothing: nobody sees one without the
-        other. `topic_id` must be fresh. Raises `TopicExists`; `CoordinationUnavailable` if it was certainly not made,
-        `OutcomeUnknown` if that is all that can be said."""
-
-    async def create_topics(self, topics: Sequence[NewTopic]) -> list[TritonMQError | None]:
-        """As `create_topic` for each, with what that would have raised at its place. One that is refused keeps no other
-        back."""
-
-    async def read_topic(self, name: str) -> tuple[int, TopicSpec] | None:
-        """(version, topic), read after a sync; None if there is no such topic. `CoordinationUnavailable` for one whose
-        document cannot be read, as `read_state` and `delete_topic`."""
-
-    async def update_topic(
-        self, expected_version: int, topic: TopicSpec, states: tuple[NodeState, ...] = ()
-    ) -> tuple[CasOutcome, int]:
-        """Compare-and-set on the topic's document, whose name and id stay: (DONE, new version), (REFUSED, -1) or
-        (UNKNOWN, -1), as `write_state`. `states` are the first ones of partitions that the document has more than
-        before, at most `PARTITIONS_ADDED_AT_ONCE_MAX`: they are there with it or not at all. TOPICS_CHANGED follows
-        everywhere."""
-
-    async def delete_topic(self, name: str) -> None:
-        """Raises `UnknownTopic`; `OutcomeUnknown` if the answer was lost: ask again. State nodes live under the topic's
-        id, so a topic made again never meets old ones (trap 29)."""
-
-    async def read_state(self, topic_id: str, partition: int) -> tuple[int, NodeState] | None:
-        """(version, state), read after a sync; None if there is no such node."""
-
-    async def write_state(
-        self, topic_id: str, partition: int, expected_version: int, state: NodeState
-    ) -> tuple[CasOutcome, int]:
-        """Compare-and-set: (DONE, new version), (REFUSED, -1) or (UNKNOWN, -1). Never raises for a lost answer: that is
-        UNKNOWN."""
-
-    async def queue_for_lock(self, name: str) -> LockPlace:
-        """Take the last place in the queue for that lock, for one of this broker's clients. Raises
-        `CoordinationUnavailable`."""
-
-    @property
-    def lock_silence_ms(self) -> int:
-        """How long a holder may go without hearing from this broker and still be sure that nobody else has the lock,
-        should the broker have stopped: its session lasts longer."""
-
-    @property
-    def security(self) -> SecurityStore:
-        """The documents that say who may do what."""
-
-    @property
-    def condition(self) -> str:
-        """ "connected", "suspended" or "file", for people."""
-
-    @property
-    def access(self) -> str:
-        """Who may read and write what is kept: "open" (everybody who reaches the service), "closing" or "closed" (the
-        brokers alone); empty where there is no service."""

@@ -1,6 +1,6 @@
 """One ZooKeeper session seen from asyncio: kazoo's threads on one side, futures with deadlines on the other.
 
-Knows nothing of brokers or topics (zookeeper.py does). kazoo's threads touch nothing here: they post onto the loop, in
+Knows nothing of what is asked (zookeeper.py does). kazoo's threads touch nothing here: they post onto the loop, in
 the order in which things happened, and all state lives on the loop.
 """
 
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from kazoo.client import KazooClient, TransactionRequest
@@ -19,8 +20,6 @@ from kazoo.exceptions import (
     KazooException,
     NoAuthError,
     OperationTimeoutError,
-    RolledBackError,
-    RuntimeInconsistency,
     SessionExpiredError,
 )
 from kazoo.protocol.states import KazooState
@@ -31,7 +30,7 @@ from mq_broker.coordination.credential import Credential
 from mq_broker.coordination.zookeeper_tls import TlsHandler
 from mq_broker.measured import COORDINATION
 from mq_process.patience import TELL_S
-from mq_protocol.errors import CoordinationUnavailable, InvalidRequest
+from mq_protocol.errors import CoordinationUnavailable
 from mq_protocol.pem import Files
 
 _log = logging.getLogger(__name__)
@@ -43,13 +42,8 @@ what is more waits here, so that an absent server does not fill kazoo's queue, w
 RETRY_DELAY_MAX_S = 1.0
 """Between attempts to reconnect: a server that is back is found within this."""
 
-REQUEST_BYTES_MAX = 1_000_000
-"""A little below what ZooKeeper takes in one request unless it is told otherwise (jute.maxbuffer)."""
-
-_OPERATION_BYTES = 64
-"""What an operation has beside its path and its data, at most."""
-
 ASK_AGAIN_S = 0.05
+LOOK = "check that ZooKeeper is running and reachable"
 STOP_TIMEOUT_S = 15.0
 
 _LOST = (ConnectionLoss, SessionExpiredError, OperationTimeoutError, ConnectionClosedError)
@@ -63,7 +57,7 @@ class AnswerLost(Exception):
 
 
 class Denied(AnswerLost):
-    """The server refused it, for want of the right credential: nothing was done, and asking again does not help."""
+    """Nothing was done, and asking again does not help: the server wants another credential, or the session is over."""
 
 
 class _AfterSync:
@@ -97,9 +91,20 @@ _kazoo_log = _log.getChild("kazoo")
 _kazoo_log.addFilter(_NoSecrets())
 
 
+@dataclass(frozen=True, slots=True)
+class _Watching:
+    loop: asyncio.AbstractEventLoop
+    callback: Callable[[], None]
+
+    def __call__(self, event: Any) -> None:
+        if event.type != "NONE":  # NONE: the connection, which the state tells
+            _post(self.loop, self.callback)
+
+
 class KazooSession:
     """Owns the kazoo client. Sessions follow one another by themselves: after LOST kazoo connects anew with a new
-    one. `credential`: with which each of them begins. `tls`: its certificate, key and authority; None: plain text."""
+    one. `hosts`: `HOST:PORT[,HOST:PORT…][/PREFIX]`. `credential`: with which each of them begins. `tls`: its
+    certificate, key and authority; None: plain text."""
 
     def __init__(
         self,
@@ -110,12 +115,13 @@ class KazooSession:
         credential: Credential | None = None,
         tls: Files | None = None,
     ) -> None:
-        self.hosts = hosts
+        self.hosts, _, prefix = hosts.partition("/")
+        self.prefix = f"/{prefix.strip('/')}" if prefix.strip("/") else ""
         self._credential = credential
         self._tls = tls
         self.connected = False
         self._connect_timeout_s = connect_timeout_ms / 1000
-        self._request_timeout_s = request_timeout_ms / 1000
+        self.request_timeout_s = request_timeout_ms / 1000
         self._session_timeout_s = session_timeout_ms / 1000
         self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._changed = asyncio.Event()
@@ -204,7 +210,7 @@ class KazooSession:
 
     def deadline(self, at_least_s: float = 0.0) -> float:
         """For a question asked now, in the loop's time."""
-        return asyncio.get_running_loop().time() + max(self._request_timeout_s, at_least_s)
+        return asyncio.get_running_loop().time() + max(self.request_timeout_s, at_least_s)
 
     # -------------------------------------------------------------- questions
 
@@ -214,7 +220,7 @@ class KazooSession:
         without awaiting in between reach the server in that order."""
         client, loop = self._client, self._loop
         if client is None or loop is None:
-            raise AnswerLost("the session is closed")
+            raise Denied("the session is closed")
         future: asyncio.Future[Any] = loop.create_future()
         try:
             async with asyncio.timeout_at(deadline):
@@ -223,13 +229,17 @@ class KazooSession:
                 with COORDINATION.measuring():
                     return await future
         except TimeoutError as error:
-            raise AnswerLost(f"no answer from ZooKeeper at {self.hosts} in time") from error
+            raise AnswerLost(self.silent()) from error
         except NoAuthError as error:
             raise self.denied() from error
         except _LOST as error:
             raise AnswerLost(
                 f"the connection to ZooKeeper at {self.hosts} was lost ({type(error).__name__})"
             ) from error
+
+    def silent(self) -> str:
+        """What is told of who does not answer."""
+        return f"no answer from ZooKeeper at {self.hosts} in time"
 
     def denied(self) -> Denied:
         """What is told of a node that is closed to this session's credential."""
@@ -262,7 +272,7 @@ class KazooSession:
         if isinstance(error, Denied):
             raise CoordinationUnavailable(str(error)) from error
         if self._stopping or asyncio.get_running_loop().time() + ASK_AGAIN_S >= deadline:
-            raise CoordinationUnavailable(f"{error}: check that ZooKeeper is running and reachable") from error
+            raise CoordinationUnavailable(f"{error}: {LOOK}") from error
         await asyncio.sleep(ASK_AGAIN_S)
 
     def _send(
@@ -299,36 +309,22 @@ class KazooSession:
         pending.rawlink(post)
 
     async def commit(self, build: Callable[[TransactionRequest], None], deadline: float) -> list[Any]:
-        """A transaction, all or nothing. Raises what made it fail, `AnswerLost`, or `InvalidRequest` for one that is
-        too large."""
+        """A transaction, all or nothing: what each operation gives, or why it failed. Raises as `ask`."""
 
         def question(client: KazooClient) -> Any:
             transaction = client.transaction()
             build(transaction)
-            _check_size(transaction)
             return transaction.commit_async()
 
-        results: list[Any] = await self.ask(question, deadline)
-        causes = [
-            r for r in results if isinstance(r, Exception) and not isinstance(r, RolledBackError | RuntimeInconsistency)
-        ]
-        if any(isinstance(cause, NoAuthError) for cause in causes):
-            raise self.denied()
-        if causes:
-            raise causes[0]
-        return results
+        return list(await self.ask(question, deadline))
 
     # -------------------------------------------------------------- from kazoo's threads
 
     def watch(self, callback: Callable[[], None]) -> Callable[[Any], None]:
-        """A watch function for kazoo: `callback` runs on the loop when the node changes. Make it once and give the same
-        one to every read, so that kazoo keeps one. It is gone when the connection is: read anew after CONNECTED."""
-
-        def fired(event: Any) -> None:
-            if event.type != "NONE" and self._loop is not None:  # NONE: the connection, which the state tells
-                _post(self._loop, callback)
-
-        return fired
+        """A watch function for kazoo: `callback` runs on the loop when the node changes. Those of the same one are
+        equal, so kazoo keeps one. It is gone when the connection is: read anew after CONNECTED."""
+        assert self._loop is not None
+        return _Watching(self._loop, callback)
 
     def _post_state(self, state: str) -> None:
         if self._loop is not None:
@@ -342,18 +338,6 @@ class KazooSession:
             self._listener(state)
         elif self.connected:
             self._changed.set()
-
-
-def _check_size(transaction: TransactionRequest) -> None:
-    """ZooKeeper ends the session of who sends it too much, with all that it stands for."""
-    size = sum(
-        _OPERATION_BYTES + len(operation.path.encode()) + len(getattr(operation, "data", None) or b"")
-        for operation in transaction.operations
-    )
-    if size > REQUEST_BYTES_MAX:
-        raise InvalidRequest(
-            f"{size} bytes are more than ZooKeeper takes at once ({REQUEST_BYTES_MAX}): write less in one change"
-        )
 
 
 def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> None:

@@ -44,7 +44,6 @@ class ZooKeeperAccess:
         self._session = session
         self._root = root
         self._credential = credential
-        self._watch = session.watch(self.look_again)
         self._looking: asyncio.Task[None] | None = None
 
     async def enter(self) -> None:
@@ -96,7 +95,7 @@ class ZooKeeperAccess:
         """What the node says; None if there is none."""
         try:
             data, _ = await self._session.ask_again(
-                lambda client: client.get_async(self.node, watch=self._watch), deadline
+                lambda client: client.get_async(self.node, watch=self._session.watch(self.look_again)), deadline
             )
         except NoNodeError:
             return None

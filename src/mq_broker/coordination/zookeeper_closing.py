@@ -48,12 +48,11 @@ class Closing:
     """Owns a session of its own, in an `async with` block. `root`: the cluster's. Raises `CoordinationUnavailable`."""
 
     def __init__(self, hosts: str, credential: Credential, root: str = "/tritonmq", tls: Files | None = None) -> None:
-        addresses, _, prefix = hosts.partition("/")
-        self.root = (f"/{prefix.strip('/')}" if prefix.strip("/") else "") + root
         self._credential = credential
         self._session = KazooSession(
-            addresses, SESSION_TIMEOUT_MS, CONNECT_TIMEOUT_MS, 2 * SESSION_TIMEOUT_MS, credential, tls
+            hosts, SESSION_TIMEOUT_MS, CONNECT_TIMEOUT_MS, 2 * SESSION_TIMEOUT_MS, credential, tls
         )
+        self.root = self._session.prefix + root
         self._access = ZooKeeperAccess(self._session, self.root, credential)
 
     async def __aenter__(self) -> Closing:

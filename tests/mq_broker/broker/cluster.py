@@ -15,8 +15,9 @@ import pytest
 
 from mq_broker.broker import BrokerConfig, serve
 from mq_broker.broker.metadata.brokers import Cluster
-from mq_broker.coordination.interface import CoordinationEvent, CoordinationService
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.coordination.interface import CoordinationEvent
+from mq_broker.coordination.service import CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.rpc.service import UNARY, parse
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, schema_to_bytes
@@ -72,9 +73,9 @@ def shared(zookeeper: str, session_timeout_ms: int, root: str) -> Callable[[], C
     session."""
     world = present()
     if world is None:
-        return lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root=root)
+        return lambda: CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root=root))
     service = world.zookeeper(root, session_timeout_ms / 1000)
-    return lambda: Session(service)
+    return lambda: CoordinationService(Session(service))
 
 
 class Broker:

@@ -20,14 +20,15 @@ from mq_broker.broker import BrokerConfig
 from mq_broker.broker.administration.floor import Floor
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.coordination.credential import Credential
-from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.file import FileStore
 from mq_broker.coordination.interface import (
     BrokerRegistration,
     CoordinationEvent,
-    CoordinationService,
     SecurityDocuments,
 )
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.coordination.service import CoordinationService
+from mq_broker.coordination.store import Make, Put
+from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.security.names import Principal
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
@@ -40,7 +41,7 @@ from tests.mq_broker.coordination.wire import LASTING_MS, Heard
 from tests.securing import HOST, Certs
 from tests.virtual.world import in_virtual_time, the_world
 
-Make = Callable[[], CoordinationService]
+Making = Callable[[], CoordinationService]
 ROOT_NODE = "/floor"
 
 
@@ -70,7 +71,7 @@ async def ended(broker: Broker) -> BaseException | None:
     return task.exception()
 
 
-def a_broker(number: int, data: Path, make: Make, **settings: Any) -> BrokerConfig:
+def a_broker(number: int, data: Path, make: Making, **settings: Any) -> BrokerConfig:
     return BrokerConfig(number, f"{HOST}:0", data, superusers=(Principal.parse(ROOT),), coordination=make, **settings)
 
 
@@ -142,7 +143,7 @@ def test_no_port_in_plain_text_is_served_where_tls_is_demanded(tmp_path: Path) -
     root = Principal.parse("User:admin")
 
     async def main() -> None:
-        data = FileCoordination(tmp_path / "data")
+        data = CoordinationService(FileStore(tmp_path / "data"))
         await data.start(Heard())
         await data.security.write({"floor": (-1, b'{"demands":["tls","authorize"]}')})
         await data.stop()
@@ -214,8 +215,7 @@ def test_a_broker_that_runs_below_the_floor_stops(tmp_path: Path) -> None:
             undo.push_async_callback(below.abandon)
             await below.start()
             service = the_world().zookeeper(ROOT_NODE, 0)
-            service.documents = SecurityDocuments(1, {"floor": (0, b'{"demands":["authorize"]}')})
-            service.hint(CoordinationEvent.SECURITY_CHANGED)
+            service.apply([Make("security/floor", b'{"demands":["authorize"]}'), Put("security/changes", b"")], None)
             error = await ended(below)
             assert isinstance(error, InvalidSetting), error
 
@@ -230,7 +230,7 @@ def test_nodes_that_others_may_write_are_refused_where_the_floor_demands_it(zook
     root = f"/{tmp_path.name}"
 
     async def main() -> None:
-        make = lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root=root, credential=ours_)  # noqa: E731
+        make = lambda: CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root=root, credential=ours_))  # noqa: E731
         config = dataclasses.replace(a_broker(1, tmp_path / "1", make), zookeeper_auth=credential)
         async with running(config) as (broker,):
             answer = await broker.ask("AlterSecurityFloor", alter(add=("zk_auth",)))
@@ -255,11 +255,11 @@ def test_zk_auth_is_not_demanded_before_the_nodes_are_closed(zookeeper: str, tmp
     root = f"/{tmp_path.name}"
 
     async def main() -> None:
-        begun = ZooKeeperCoordination(zookeeper, LASTING_MS, root=root)  # without a credential, so open
+        begun = CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root=root))  # without a credential, so open
         await begun.start(Heard())
         await begun.stop()
-        make = lambda: ZooKeeperCoordination(  # noqa: E731
-            zookeeper, LASTING_MS, root=root, credential=Credential.read(credential)
+        make = lambda: CoordinationService(  # noqa: E731
+            ZooKeeperStore(zookeeper, LASTING_MS, root=root, credential=Credential.read(credential))
         )
         config = dataclasses.replace(a_broker(1, tmp_path / "1", make), zookeeper_auth=credential)
         async with running(config) as (broker,):
@@ -327,7 +327,7 @@ def test_what_a_newer_release_demands_is_offered_by_nobody_and_can_be_taken_away
 async def clustered(
     data: Path, me: BrokerRegistration, *others: BrokerRegistration
 ) -> AsyncIterator[tuple[Cluster, Floor, Registered]]:
-    service = Registered(data)
+    service = Registered(FileStore(data))
     service.others = others
     await service.start(Heard())
     cluster = Cluster(service, me, lambda: None, lambda: None)

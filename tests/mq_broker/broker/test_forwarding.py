@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from mq_broker.broker import BrokerConfig
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.coordination.service import CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.measured import FORWARDED, STREAMS
 from mq_broker.rpc import dialling
 from mq_broker.rpc.peer_proof import PeerProof
@@ -47,7 +48,8 @@ class Pair:
     def __init__(self, zookeeper: str, data: Path, certs: Certs | None, **fields: Any) -> None:
         self.root = f"/forwarding-{uuid.uuid4().hex}"
         self.certs = certs
-        self.coordination = {n: ZooKeeperCoordination(zookeeper, LASTING_MS, root=self.root) for n in (1, 2)}
+        made = (CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root=self.root)) for _ in range(2))
+        self.coordination = dict(enumerate(made, start=1))
         self.brokers = {
             n: Broker(
                 BrokerConfig(

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from mq_broker.broker import BrokerConfig
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.coordination.service import CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.core.entries import Append, Entry, MoveCursor
 from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.framed import connect
@@ -42,7 +43,7 @@ from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.virtual.world import in_virtual_time
 
 
-class Lingering(ZooKeeperCoordination):
+class Lingering(CoordinationService):
     """Its session outlives its broker, as that of a killed process does, until it is told to end."""
 
     lingers = False
@@ -57,7 +58,7 @@ class Victims:
 
     def __init__(self, zookeeper: str, data: Path) -> None:
         root = f"/hostile-{uuid.uuid4().hex}"
-        self.coordination = {n: Lingering(zookeeper, LASTING_MS, root=root) for n in (1, 2, 3)}
+        self.coordination = {n: Lingering(ZooKeeperStore(zookeeper, LASTING_MS, root=root)) for n in (1, 2, 3)}
         self.brokers = {
             n: Broker(BrokerConfig(n, "127.0.0.1:0", data / str(n), coordination=lambda n=n: self.coordination[n]))  # type: ignore[misc]
             for n in (1, 2, 3)

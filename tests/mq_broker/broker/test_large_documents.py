@@ -14,7 +14,8 @@ from mq_broker.broker import BrokerConfig
 from mq_broker.broker.administration.topic_changes import begun, called_off
 from mq_broker.coordination.documents import check_topic_size
 from mq_broker.coordination.interface import TopicSpec
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.coordination.service import CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_to_bytes
 from mq_protocol.errors import InvalidRequest
@@ -50,13 +51,13 @@ def test_a_schema_that_zookeeper_does_not_take_is_refused_and_the_session_lives(
 
 def test_what_reaches_zookeeper_is_bounded_whoever_writes_it(zookeeper: str) -> None:
     async def scenario() -> None:
-        service, heard = ZooKeeperCoordination(zookeeper, LASTING_MS, root="/bounded"), Heard()
+        service, heard = CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root="/bounded")), Heard()
         await service.start(heard)
         spec = TopicSpec("t", id_of("t"), ((1,),))
-        with pytest.raises(InvalidRequest, match="are more than ZooKeeper takes at once"):
+        with pytest.raises(InvalidRequest, match="bytes are more than the coordination service takes"):
             await service.create_topic(replace(spec, schema=b"x" * 800_000), (state_of(),))
         await service.create_topic(spec, (state_of(),))
-        with pytest.raises(InvalidRequest, match="are more than ZooKeeper takes at once"):
+        with pytest.raises(InvalidRequest, match="bytes are more than the coordination service takes"):
             await service.update_topic(0, replace(spec, schema=b"x" * 800_000))
         large = [
             replace(state_of(), token="t" * 128, isr=tuple((b, "l" * 128) for b in range(1, MEMBERS_MAX + 1)))

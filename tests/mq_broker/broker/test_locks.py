@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from mq_broker.broker.locks import Locks, _say
-from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.file import FileStore
+from mq_broker.coordination.service import CoordinationService
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, LockLost, LockNotAcquired, Overloaded
 
@@ -52,8 +53,8 @@ def wanted(name: str = "nightly", wait_ms: int = 20_000) -> pb.LockRequest:
     return pb.LockRequest(name=name, wait_ms=wait_ms)
 
 
-async def started(directory: Path) -> FileCoordination:
-    coordination = FileCoordination(directory)
+async def started(directory: Path) -> CoordinationService:
+    coordination = CoordinationService(FileStore(directory))
     await coordination.start(lambda _event: None)
     return coordination
 
@@ -79,7 +80,7 @@ def test_a_place_ends_with_its_stream_however_that_ends(tmp_path: Path) -> None:
 def test_a_stream_speaks_while_its_place_stands_waiting_or_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FileCoordination, "lock_silence_ms", 200)
+    monkeypatch.setattr(CoordinationService, "lock_silence_ms", 200)
 
     async def main() -> None:
         coordination = await started(tmp_path)

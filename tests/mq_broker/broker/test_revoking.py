@@ -13,7 +13,8 @@ from cryptography import x509
 
 from mq_broker.broker import BrokerConfig
 from mq_broker.broker.administration import acls
-from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.file import FileStore
+from mq_broker.coordination.service import CoordinationService
 from mq_cli.cert import cert
 from mq_client import AclRule, Admin, Producer, Security
 from mq_client.errors import InvalidRequest, NotAuthenticated
@@ -134,7 +135,7 @@ def test_who_asks_is_not_locked_out_by_itself_and_needs_a_right(tmp_path: Path) 
 @pytest.mark.usefixtures("named")
 def test_a_document_that_cannot_be_read_leaves_revoked_who_was_and_a_new_start_keeps_it(tmp_path: Path) -> None:
     async def main() -> None:
-        store = FileCoordination(tmp_path)
+        store = CoordinationService(FileStore(tmp_path))
         async with served(tmp_path, coordination=lambda: store) as (root, etl):
             await root.allow(*RIGHTS)
             await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.file import FileStore
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.security.tokens import DOCUMENT, Tokens, dump
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import PermissionDenied, UnknownTopic
@@ -39,7 +40,7 @@ def test_who_shows_a_token_may_do_what_rules_say_and_no_more(tmp_path: Path) -> 
         tokens, texts = Tokens(), {}
         for case in cases():
             tokens, texts[case.who] = with_token(case.who, tokens)
-        store = FileCoordination(tmp_path / "data")
+        store = CoordinationService(FileStore(tmp_path / "data"))
         async with over_tls(tmp_path, coordination=lambda: store) as place, place.shown("admin") as root:
             rules = [rule_of(rule) for case in cases() for rule in case.rules]
             for first in range(0, len(rules), 500):

@@ -13,8 +13,9 @@ import pytest
 
 from mq_broker.broker import BrokerConfig, serve
 from mq_broker.broker.administration.retention import Retention
-from mq_broker.coordination.file import FileCoordination
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.coordination.file import FileStore
+from mq_broker.coordination.service import CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.storage.journal.recovery import recover
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting, StorageFailed
 from mq_protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_OVERHEAD_BYTES
@@ -25,7 +26,7 @@ from tests.virtual.world import in_virtual_time
 
 def test_after_its_session_was_lost_a_broker_registers_again_and_claims_anew(zookeeper: str, tmp_path: Path) -> None:
     async def scenario() -> None:
-        coordination = ZooKeeperCoordination(zookeeper, session_timeout_ms=LASTING_MS, root=f"/{uuid.uuid4().hex}")
+        coordination = CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root=f"/{uuid.uuid4().hex}"))
         broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: coordination)).start()
         await broker.create_topic("t")
         await broker.produce("t", 1)
@@ -79,7 +80,7 @@ def test_a_broker_without_its_zookeeper_says_so_and_ends(tmp_path: Path) -> None
             1,
             "127.0.0.1:0",
             tmp_path,
-            coordination=lambda: ZooKeeperCoordination("127.0.0.1:1", session_timeout_ms=1_000, connect_timeout_ms=500),
+            coordination=lambda: CoordinationService(ZooKeeperStore("127.0.0.1:1", 1_000, connect_timeout_ms=500)),
         )
         with pytest.raises(CoordinationUnavailable, match=r"127\.0\.0\.1:1"):
             await serve(config, stop=asyncio.Event())
@@ -184,7 +185,7 @@ async def _started(data: Path) -> Broker | None:
 
 def test_a_broker_registers_one_address_for_clients_and_brokers(zookeeper: str, tmp_path: Path) -> None:
     async def scenario() -> None:
-        coordination = ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{uuid.uuid4().hex}")
+        coordination = CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root=f"/{uuid.uuid4().hex}"))
         broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: coordination)).start()
         found = (await coordination.brokers())[1]
         assert found.address == found.peer_address == broker.address
@@ -196,7 +197,7 @@ def test_a_broker_registers_one_address_for_clients_and_brokers(zookeeper: str, 
 
 def test_a_broker_that_stands_alone_has_no_address_for_other_brokers(tmp_path: Path) -> None:
     async def scenario() -> None:
-        coordination = FileCoordination(tmp_path)
+        coordination = CoordinationService(FileStore(tmp_path))
         broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: coordination)).start()
         assert (await coordination.brokers())[1].peer_address == ""
         await broker.stop()

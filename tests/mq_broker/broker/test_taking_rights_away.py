@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.administration import acls
-from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.file import FileStore
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.security.rule_documents import document_of
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
@@ -271,7 +272,7 @@ def test_rules_survive_a_restart_and_a_document_that_is_not_ours_allows_nothing(
             await root.allow(rule("Describe"))
         async with judging(tmp_path) as broker:
             assert (await As(broker, ETL).metadata("t")).topics
-        stored = FileCoordination(tmp_path)
+        stored = CoordinationService(FileStore(tmp_path))
         await stored.start(lambda _event: None)
         name = document_of("User:somebody")
         assert name != document_of(ETL)

@@ -14,7 +14,8 @@ import pytest
 
 from mq_broker.broker.administration import acls
 from mq_broker.broker.config import BrokerConfig
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.coordination.service import CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.rpc import bounds
 from mq_broker.security import oidc
 from mq_broker.security.failures import DELAY_S, FAILURES
@@ -215,7 +216,7 @@ def test_a_token_is_gone_at_a_broker_that_was_not_asked(
     """ZooKeeper tells it: nobody looks by himself meanwhile."""
     monkeypatch.setattr(acls, "SWEEP_S", 3_600.0)
     certs = Certs(tmp_path / "certs", 1)
-    make = lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{tmp_path.name}")  # noqa: E731
+    make = lambda: CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root=f"/{tmp_path.name}"))  # noqa: E731
 
     async def main() -> None:
         async with over_tls(tmp_path / "1", certs, coordination=make) as first:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from mq_broker.broker.metadata.brokers import Cluster
-from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.file import FileStore
 from mq_broker.coordination.interface import BrokerRegistration
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.core import entries
 from mq_broker.core.entries import DeleteGroup
 from mq_protocol import mq_pb2 as pb
@@ -121,7 +122,7 @@ def test_a_leader_writes_no_operation_above_the_level(
 
 def test_a_broker_that_does_not_know_the_level_does_not_start(tmp_path: Path) -> None:
     async def raise_it() -> None:
-        service = FileCoordination(tmp_path)
+        service = CoordinationService(FileStore(tmp_path))
         await service.start(Heard())
         await service.raise_level(LEVEL + 1)
         await service.stop()
@@ -137,7 +138,7 @@ def test_a_broker_that_does_not_know_the_level_does_not_start(tmp_path: Path) ->
         in_virtual_time(start())
 
 
-class Registered(FileCoordination):
+class Registered(CoordinationService):
     """Others are registered beside the one broker that a file is for."""
 
     others: tuple[BrokerRegistration, ...] = ()
@@ -153,7 +154,7 @@ def test_a_broker_that_does_not_know_the_level_takes_no_part(tmp_path: Path, cap
     new = replace(old, broker=3, versions=newer)
 
     async def scenario() -> None:
-        service = Registered(tmp_path)
+        service = Registered(FileStore(tmp_path))
         service.others = (old, new)
         await service.start(Heard())
         cluster = Cluster(service, me, lambda: None, lambda: None)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.coordination.file import FileCoordination
-from mq_broker.coordination.interface import CoordinationService
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.coordination.file import FileStore
+from mq_broker.coordination.service import CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperStore
 from tests.mq_broker.coordination.wire import LASTING_MS, Heard, Opener
 
 
@@ -26,10 +26,10 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, root: str) -> Opener:
     block."""
     make: Callable[[], CoordinationService]
     if request.param == "file":
-        make = lambda: FileCoordination(tmp_path / "cluster")  # noqa: E731
+        make = lambda: CoordinationService(FileStore(tmp_path / "cluster"))  # noqa: E731
     else:
         hosts = request.getfixturevalue("zookeeper")
-        make = lambda: ZooKeeperCoordination(hosts, session_timeout_ms=LASTING_MS, root=root)  # noqa: E731
+        make = lambda: CoordinationService(ZooKeeperStore(hosts, session_timeout_ms=LASTING_MS, root=root))  # noqa: E731
 
     @asynccontextmanager
     async def open_it(heard: Heard | None = None) -> AsyncIterator[CoordinationService]:

@@ -4,54 +4,60 @@ from __future__ import annotations
 
 import pytest
 
-from mq_broker.coordination import change_notes
-from mq_broker.coordination.change_notes import LINES_MAX, with_change, with_changes
+from mq_broker.coordination.topics import LINES_MAX, changed_since, with_changes
 
 
 def noted(*names: str, note: bytes = b"", version: int = 0) -> bytes:
     """Changes of these topics, one after another."""
     for name in names:
-        note, version = with_change(note, version, name), version + 1
+        note, version = with_changes(note, version, [name]), version + 1
     return note
 
 
 def test_a_reader_learns_which_topics_changed_since_it_read() -> None:
     note = noted("a", "b", "a", "c")
-    assert change_notes.since(note, 4, 4) == []
-    assert change_notes.since(note, 4, 3) == ["c"]
-    assert change_notes.since(note, 4, 1) == ["a", "b", "c"]
-    assert change_notes.since(note, 4, 0) == ["a", "b", "c"]
+    assert changed_since(note, 4, 4) == []
+    assert changed_since(note, 4, 3) == ["c"]
+    assert changed_since(note, 4, 1) == ["a", "b", "c"]
+    assert changed_since(note, 4, 0) == ["a", "b", "c"]
 
 
-def test_changes_that_are_noted_together_each_count() -> None:
-    note = with_changes(noted("a"), 1, ["b", "c", "d"])
-    assert note == noted("a", "b", "c", "d")
-    assert change_notes.since(note, 4, 1) == ["b", "c", "d"]
-    assert change_notes.since(note, 4, 2) == ["c", "d"]
-    assert with_changes(note, 4, []) == note
+def test_topics_that_are_changed_together_are_one_change() -> None:
+    note = noted("e", note=with_changes(noted("a"), 1, ["b", "c", "d"]), version=2)
+    assert changed_since(note, 3, 1) == ["b", "c", "d", "e"]
+    assert changed_since(note, 3, 2) == ["e"]
+
+
+def test_a_change_of_many_topics_is_noted_whole_or_not_at_all() -> None:
+    together = with_changes(noted("a"), 1, [f"t{n}" for n in range(LINES_MAX)])
+    assert changed_since(together, 2, 0) is None
+    assert changed_since(together, 2, 1) is not None
+    after = noted("b", note=together, version=2)
+    assert changed_since(after, 3, 1) is None
+    assert changed_since(after, 3, 2) == ["b"]
 
 
 def test_a_note_that_does_not_reach_back_far_enough_is_not_believed() -> None:
     note = noted(*(f"t{n}" for n in range(LINES_MAX + 5)))
     assert len(note.splitlines()) == LINES_MAX
-    assert change_notes.since(note, LINES_MAX + 5, 4) is None
-    assert change_notes.since(note, LINES_MAX + 5, 5) is not None
+    assert changed_since(note, LINES_MAX + 5, 4) is None
+    assert changed_since(note, LINES_MAX + 5, 5) is not None
 
 
 def test_two_writers_that_meet_cost_a_full_reading_and_no_change() -> None:
     seen = noted("a")
-    first, second = with_change(seen, 1, "b"), with_change(seen, 1, "c")
+    first, second = with_changes(seen, 1, ["b"]), with_changes(seen, 1, ["c"])
     assert first != second
-    assert change_notes.since(second, 3, 1) is None, "b is missing in it"
-    after = with_change(second, 3, "d")
-    assert change_notes.since(after, 4, 1) is None
-    assert change_notes.since(after, 4, 3) == ["d"]
+    assert changed_since(second, 3, 1) is None, "b is missing in it"
+    after = with_changes(second, 3, ["d"])
+    assert changed_since(after, 4, 1) is None
+    assert changed_since(after, 4, 3) == ["d"]
 
 
 def test_a_counter_that_went_back_or_says_nothing_is_not_believed() -> None:
-    assert change_notes.since(noted("a"), 1, 2) is None
-    assert change_notes.since(b"", 7, 6) is None
-    assert change_notes.since(b"rubbish", 7, 6) is None
+    assert changed_since(noted("a"), 1, 2) is None
+    assert changed_since(b"", 7, 6) is None
+    assert changed_since(b"rubbish", 7, 6) is None
 
 
 @pytest.mark.parametrize(
@@ -69,5 +75,5 @@ def test_a_counter_that_went_back_or_says_nothing_is_not_believed() -> None:
     ],
 )
 def test_a_note_that_names_no_topic_is_not_believed_and_not_gone_on_with(note: bytes) -> None:
-    assert change_notes.since(note, 3, 2) is None
-    assert with_change(note, 3, "t") == b"4 t"
+    assert changed_since(note, 3, 2) is None
+    assert with_changes(note, 3, ["t"]) == b"4 t"

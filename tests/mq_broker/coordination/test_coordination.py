@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.file import FileStore
 from mq_broker.coordination.interface import (
     BrokerRegistration,
     CoordinationEvent,
-    CoordinationService,
     Move,
     NewTopic,
     TopicChanges,
     TopicSpec,
 )
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.messages import CasOutcome
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidTopicName, TopicExists, UnknownTopic
 from tests.mq_broker.coordination.wire import Heard, Opener, id_of, state_of
@@ -32,7 +32,7 @@ async def opened_beside(opened: Opener) -> AsyncIterator[CoordinationService]:
         async with opened() as service:
             yield service
     except InvalidRequest:
-        yield FileCoordination(Path("unused"))
+        yield CoordinationService(FileStore(Path("unused")))
 
 
 ORDERS = TopicSpec("orders", id_of("1"), ((1, 2), (2, 1)), schema=b"\x00\xffarrow", settings={"durability": "os"})
@@ -319,46 +319,6 @@ def test_a_state_is_changed_only_from_the_version_that_it_has(opened: Opener) ->
             assert await service.write_state(id_of(""), 0, 0, state_of(epoch=9)) == (CasOutcome.REFUSED, -1)
             assert await service.write_state(id_of(""), 0, 1, state_of(epoch=2)) == (CasOutcome.DONE, 2)
             assert await service.read_state(id_of(""), 0) == (2, state_of(epoch=2))
-
-    asyncio.run(main())
-
-
-def test_of_many_writers_of_one_version_exactly_one_is_done(opened: Opener) -> None:
-    async def main() -> None:
-        async with opened() as service:
-            await service.create_topic(TopicSpec("orders", id_of(""), ((1,),)), (state_of(),))
-            outcomes = await asyncio.gather(
-                *(service.write_state(id_of(""), 0, 0, state_of(token=f"w{n}")) for n in range(20))
-            )
-            assert [outcome for outcome, _ in outcomes].count(CasOutcome.DONE) == 1
-            assert [outcome for outcome, _ in outcomes].count(CasOutcome.REFUSED) == 19
-            winner = [outcome for outcome, _ in outcomes].index(CasOutcome.DONE)
-            assert await service.read_state(id_of(""), 0) == (1, state_of(token=f"w{winner}"))
-
-    asyncio.run(main())
-
-
-def test_a_state_that_is_not_there_is_none_and_cannot_be_written(opened: Opener) -> None:
-    async def main() -> None:
-        async with opened() as service:
-            assert await service.read_state("no-such-id", 0) is None
-            assert await service.write_state("no-such-id", 0, 0, state_of()) == (CasOutcome.REFUSED, -1)
-
-    asyncio.run(main())
-
-
-def test_refused_writes_do_not_hold_up_those_beside_them(opened: Opener) -> None:
-    async def main() -> None:
-        count = 250
-        async with opened() as service:
-            await service.create_topic(TopicSpec("wide", id_of(""), ((1,),) * count), (state_of(),) * count)
-            stale = {7, 100, 101, 249}
-            outcomes = await asyncio.gather(
-                *(service.write_state(id_of(""), p, 5 if p in stale else 0, state_of(epoch=1)) for p in range(count))
-            )
-            for partition, outcome in enumerate(outcomes):
-                assert outcome == ((CasOutcome.REFUSED, -1) if partition in stale else (CasOutcome.DONE, 1))
-            assert await service.read_state(id_of(""), 7) == (0, state_of())
 
     asyncio.run(main())
 

@@ -43,16 +43,14 @@ class Store:
             self._meddled -= 1
             version, data = self.documents.documents.get("number", (-1, b"0"))
             self.put(dump(int(data) + 1), version)
-        changed = self.documents.changed(changes)
-        if changed is None:
-            return CasOutcome.REFUSED, -1
-        self.documents = changed
-        return CasOutcome.DONE, changed.version
+        version, data = changes["number"]
+        return self.put(data, version)
 
-    def put(self, data: bytes, version: int) -> None:
-        changed = self.documents.changed({"number": (version, data)})
-        assert changed is not None
-        self.documents = changed
+    def put(self, data: bytes, version: int) -> tuple[CasOutcome, int]:
+        if self.documents.documents.get("number", (-1, b""))[0] != version:
+            return CasOutcome.REFUSED, -1
+        self.documents = SecurityDocuments(self.documents.version + 1, {"number": (version + 1, data)})
+        return CasOutcome.DONE, self.documents.version
 
 
 def test_an_edit_is_made_of_what_others_have_written_meanwhile() -> None:

@@ -6,14 +6,12 @@ import asyncio
 
 import pytest
 
-from mq_broker.coordination.interface import CoordinationEvent, LockPlace
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
-from mq_broker.coordination.zookeeper_locks import _distance
+from mq_broker.coordination.interface import CoordinationEvent
+from mq_broker.coordination.locks import LockPlace, distance
+from mq_broker.coordination.service import CoordinationService
 from mq_protocol.errors import CoordinationUnavailable, LockLost, LockNotAcquired
 from tests.mq_broker.coordination.test_zookeeper import abandon, session
-from tests.mq_broker.coordination.wire import WAIT_S, Fate, Heard, Opener, Wire, end_session_of, operation_of
-
-CREATE = 1
+from tests.mq_broker.coordination.wire import MULTI, WAIT_S, Fate, Heard, Opener, Wire, end_session_of, operation_of
 
 
 async def waiting(place: LockPlace) -> asyncio.Task[int]:
@@ -109,8 +107,8 @@ def test_a_holder_is_told_when_its_broker_stops(opened: Opener) -> None:
 # ------------------------------------------------------------------ ZooKeeper's
 
 
-async def queues(service: ZooKeeperCoordination) -> list[str]:
-    return await service._children(service._path("locks"), None, service._session.deadline())
+async def below(service: CoordinationService, path: str = "locks") -> list[str]:
+    return await service._store.children(path) or []
 
 
 async def lost(place: LockPlace) -> str:
@@ -197,12 +195,14 @@ def test_a_place_whose_making_was_not_answered_is_one_place(zookeeper: str, root
             await before.first(WAIT_S)
             for fate in (Fate.ANSWER_IS_LOST, Fate.REQUEST_IS_LOST):
                 already = wire.lost
-                wire.fate_of = lambda request, fate=fate: fate if operation_of(request) == CREATE else Fate.PASSES  # type: ignore[misc]
+                wire.fate_of = lambda request, fate=fate: (
+                    fate if operation_of(request) == MULTI and b"/locks/nightly/" in request else Fate.PASSES
+                )  # type: ignore[misc]
                 place = await one.queue_for_lock("nightly")
                 assert wire.lost == already + 1
-                assert len(await two._children(two._path("locks", "nightly"), None, two._session.deadline())) == 2
+                assert len(await below(two, "locks/nightly")) == 2
                 await place.leave()
-                assert len(await two._children(two._path("locks", "nightly"), None, two._session.deadline())) == 1
+                assert len(await below(two, "locks/nightly")) == 1
 
     asyncio.run(main())
 
@@ -212,13 +212,13 @@ def test_the_queue_of_a_lock_that_nobody_wants_is_removed(zookeeper: str, root: 
         async with session(zookeeper, root) as service:
             places = [await service.queue_for_lock("nightly") for _ in range(2)]
             await places[0].leave()
-            assert await queues(service) == ["nightly"]
+            assert await below(service) == ["nightly"]
             await places[1].leave()
-            assert await queues(service) == []
+            assert await below(service) == []
 
     asyncio.run(main())
 
 
 def test_the_order_of_places_outlives_the_end_of_zookeepers_numbers() -> None:
-    assert [_distance(number, 5) for number in (3, 5, 9)] == [-2, 0, 4]
-    assert _distance(2**31 - 1, -(2**31)) == -1  # what comes behind the highest is the lowest
+    assert [distance(number, 5) for number in (3, 5, 9)] == [-2, 0, 4]
+    assert distance(2**31 - 1, -(2**31)) == -1  # what comes behind the highest is the lowest

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from mq_broker.coordination import documents, kazoo_session, node_reads
+from mq_broker.coordination import documents, kazoo_session
+from mq_broker.coordination import zookeeper as zookeeper_store
 from mq_broker.coordination.interface import TopicSpec
-from mq_broker.coordination.node_reads import BATCH_READS_MAX
+from mq_broker.coordination.zookeeper import READS_TOGETHER
 from mq_protocol.errors import CoordinationUnavailable
 from tests.mq_broker.coordination.test_zookeeper import session
 from tests.mq_broker.coordination.wire import GET_DATA, SYNC, Fate, Wire, id_of, operation_of, state_of
@@ -38,7 +39,7 @@ def test_readings_that_come_together_are_few_questions(zookeeper: str, root: str
             wanted = [*range(PARTITIONS), 1_000]
             found = await asyncio.gather(*(service.read_state(id_of("w"), p) for p in wanted), return_exceptions=True)
             assert GET_DATA not in asked
-            assert asked.count(MULTI_READ) == -(-len(wanted) // BATCH_READS_MAX)
+            assert asked.count(MULTI_READ) == -(-len(wanted) // READS_TOGETHER)
             assert all(isinstance(found[p], CoordinationUnavailable) for p in (7, 8)), "they alone"
             assert found[-1] is None
             assert all(found[p] == (0, STATES[p]) for p in range(PARTITIONS) if p not in (7, 8))
@@ -69,7 +70,7 @@ def test_a_reading_is_never_older_than_its_asking(zookeeper: str, root: str, mon
     """What is asked for once a question is being put belongs to the next one, and each goes behind a sync."""
     questions: list[list[str]] = []
     asked: list[int] = []
-    put = node_reads._multi_read
+    put = zookeeper_store._multi_read
 
     def noted(client: KazooClient, paths: Any) -> Any:
         questions.append([path.rpartition("/")[2] for path in paths])
@@ -80,13 +81,12 @@ def test_a_reading_is_never_older_than_its_asking(zookeeper: str, root: str, mon
             asked.append(operation_of(request))
         return Fate.PASSES
 
-    monkeypatch.setattr(node_reads, "_multi_read", noted)
-
     async def main() -> None:
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
             await service.create_topic(WIDE, STATES)
             wire.fate_of = passes
-            ask, late = service._session.ask_synced, list[asyncio.Task[Any]]()
+            monkeypatch.setattr(zookeeper_store, "_multi_read", noted)
+            ask, late = service._store._session.ask_synced, list[asyncio.Task[Any]]()
 
             async def and_meanwhile(question: Any, deadline: float) -> Any:
                 if not late:
@@ -94,25 +94,13 @@ def test_a_reading_is_never_older_than_its_asking(zookeeper: str, root: str, mon
                     await asyncio.sleep(0)
                 return await ask(question, deadline)
 
-            monkeypatch.setattr(service._session, "ask_synced", and_meanwhile)
+            monkeypatch.setattr(service._store._session, "ask_synced", and_meanwhile)
             await asyncio.gather(*(service.read_state(id_of("w"), p) for p in (0, 1, 2)))
             await asyncio.gather(*late)
 
     asyncio.run(main())
     assert sorted(questions) == [["0", "1", "2"], ["10", "11"]]
     assert asked == [SYNC, MULTI_READ] * 2
-
-
-def test_an_answer_that_is_lost_is_asked_for_again(zookeeper: str, root: str) -> None:
-    async def main() -> None:
-        async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
-            await service.create_topic(WIDE, STATES)
-            wire.fate_of = lambda request: Fate.ANSWER_IS_LOST if operation_of(request) == MULTI_READ else Fate.PASSES
-            found = await asyncio.gather(*(service.read_state(id_of("w"), p) for p in range(20)))
-            assert wire.lost == 1
-            assert found == [(0, STATES[p]) for p in range(20)]
-
-    asyncio.run(main())
 
 
 def test_an_answer_whose_sync_is_lost_is_asked_for_again(zookeeper: str, root: str) -> None:
@@ -134,7 +122,7 @@ def test_an_answer_whose_sync_is_lost_is_asked_for_again(zookeeper: str, root: s
                 answered.append(client.get_async(f"{root}/states/{id_of('w')}/3"))
                 return kazoo_session._AfterSync(Lost(), answered[-1])
 
-            data, _ = await service._session.ask_again(ask, service._session.deadline())
+            data, _ = await service._store._session.ask_again(ask, service._store._session.deadline())
             assert len(answered) == 3
             assert data == documents.dump(documents.state_to_json(STATES[3]))
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from mq_broker.coordination.pace import Pace
-
-SYNC, SET_DATA, MULTI = 9, 5, 14
+from mq_broker.coordination.gathering import Pace
 
 
 def test_a_few_questions_go_at_once_and_then_one_in_each_period() -> None:

@@ -6,16 +6,16 @@ import asyncio
 
 import pytest
 
-from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import (
     SECURITY_DOCUMENT_BYTES_MAX,
     CoordinationEvent,
     SecurityDocuments,
 )
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.messages import CasOutcome
 from mq_protocol.errors import InvalidRequest
 from tests.mq_broker.coordination.test_coordination import opened_beside
-from tests.mq_broker.coordination.wire import WAIT_S, Heard, Opener
+from tests.mq_broker.coordination.wire import Heard, Opener
 
 
 def contents(documents: SecurityDocuments) -> dict[str, bytes]:
@@ -65,33 +65,13 @@ def test_whoever_has_read_is_told_of_every_change(opened: Opener) -> None:
     async def main() -> None:
         heard = Heard()
         async with opened(heard) as service, opened_beside(opened) as other:
-            writer = service if isinstance(other, FileCoordination) else other
+            writer = service if isinstance(other, CoordinationService) else other
             for number in range(3):
                 await service.security.read()
                 heard.forget()
                 await writer.security.write({f"acls/{number}": (-1, b"x")})
                 await heard.until(CoordinationEvent.SECURITY_CHANGED)
                 assert len((await service.security.read()).documents) == number + 1
-
-    asyncio.run(main())
-
-
-def test_two_writers_never_overwrite_each_other(opened: Opener) -> None:
-    async def main() -> None:
-        async with opened() as service, opened_beside(opened) as other:
-            writers = [service, service if isinstance(other, FileCoordination) else other]
-
-            async def count(number: int) -> None:
-                done = 0
-                while done < 20:
-                    store = writers[number % 2].security
-                    version, data = (await store.read()).documents.get("quotas", (-1, b"0"))
-                    outcome, _ = await store.write({"quotas": (version, str(int(data) + 1).encode())})
-                    done += outcome is CasOutcome.DONE
-
-            async with asyncio.timeout(WAIT_S):
-                await asyncio.gather(*(count(number) for number in range(4)))
-            assert contents(await service.security.read()) == {"quotas": b"80"}
 
     asyncio.run(main())
 

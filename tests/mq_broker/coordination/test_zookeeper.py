@@ -16,14 +16,14 @@ import pytest
 from kazoo.client import KazooClient
 
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, TopicSpec
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.coordination.service import CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.core.messages import CasOutcome
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown
 from tests.mq_broker.coordination.wire import (
     LASTING_MS,
     MULTI,
-    SET_DATA,
     Fate,
     Heard,
     Wire,
@@ -42,8 +42,8 @@ TOPIC = TopicSpec("orders", id_of("1"), ((1,),))
 @asynccontextmanager
 async def session(
     hosts: str, root: str, heard: Heard | None = None, **options: int
-) -> AsyncIterator[ZooKeeperCoordination]:
-    service = ZooKeeperCoordination(hosts, **{"session_timeout_ms": LASTING_MS, **options}, root=root)
+) -> AsyncIterator[CoordinationService]:
+    service = CoordinationService(ZooKeeperStore(hosts, **{"session_timeout_ms": LASTING_MS, **options}, root=root))
     await service.start(heard or Heard())
     try:
         yield service
@@ -51,9 +51,9 @@ async def session(
         await service.stop()
 
 
-async def abandon(service: ZooKeeperCoordination) -> None:
+async def abandon(service: CoordinationService) -> None:
     """As kill -9 does: the connection goes, and the session stays until it expires."""
-    client = service._session._client
+    client = service._store._session._client
     assert client is not None
     client._connection._socket.shutdown(socket.SHUT_RDWR)
 
@@ -65,14 +65,14 @@ def test_nobody_listening_is_said_with_the_address_within_the_connect_timeout(ro
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         hosts = f"127.0.0.1:{unused.getsockname()[1]}"
-        service = ZooKeeperCoordination(hosts, session_timeout_ms=4_000, root=root, connect_timeout_ms=500)
+        service = CoordinationService(ZooKeeperStore(hosts, 4_000, root, connect_timeout_ms=500))
         with pytest.raises(CoordinationUnavailable, match=hosts):
             asyncio.run(service.start(Heard()))
 
 
 def test_an_address_that_makes_no_sense_is_refused(root: str) -> None:
     with pytest.raises(CoordinationUnavailable, match="HOST:PORT"):
-        asyncio.run(ZooKeeperCoordination("localhost:nonsense", root=root).start(Heard()))
+        asyncio.run(CoordinationService(ZooKeeperStore("localhost:nonsense", root=root)).start(Heard()))
 
 
 def test_a_prefix_in_the_address_keeps_clusters_apart(zookeeper: str, root: str) -> None:
@@ -141,14 +141,14 @@ def test_a_killed_server_ends_each_question_and_comes_back_with_everything(tmp_p
             heard.forget()
             await asyncio.to_thread(server.kill)
             await heard.until(CoordinationEvent.SUSPENDED)
-            timeout_s, service._session._request_timeout_s = service._session._request_timeout_s, 0.5
+            timeout_s, service._store._session.request_timeout_s = service._store._session.request_timeout_s, 0.5
             assert await service.write_state(id_of("1"), 0, 1, state_of(epoch=2)) == (CasOutcome.UNKNOWN, -1)
             for question in (service.brokers(), service.read_state(id_of("1"), 0), service.begin_life(1)):
                 with pytest.raises(CoordinationUnavailable, match=server.hosts):
                     await question
             with pytest.raises(CoordinationUnavailable):
                 await service.create_topic(TopicSpec("never", id_of("3"), ((1,),)), (state_of(),))
-            service._session._request_timeout_s = timeout_s
+            service._store._session.request_timeout_s = timeout_s
             await asyncio.to_thread(server.start)
             await heard.until(CoordinationEvent.CONNECTED)
             unknown = await service.read_state(id_of("1"), 0)  # it may have come late
@@ -285,7 +285,7 @@ def test_a_write_that_is_lost_or_its_answer_is_unknown_and_the_token_tells_whose
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
             await service.create_topic(TOPIC, (state_of(),))
             for fate, found in ((Fate.REQUEST_IS_LOST, (0, state_of())), (Fate.ANSWER_IS_LOST, (1, mine))):
-                wire.fate_of = lambda request, fate=fate: fate if operation_of(request) == SET_DATA else Fate.PASSES  # type: ignore[misc]
+                wire.fate_of = lambda request, fate=fate: fate if operation_of(request) == MULTI else Fate.PASSES  # type: ignore[misc]
                 assert await service.write_state(id_of("1"), 0, 0, mine) == (CasOutcome.UNKNOWN, -1)
                 assert await service.read_state(id_of("1"), 0) == found
             assert wire.lost == 2
@@ -336,13 +336,16 @@ def names_the_topic(request: bytes) -> bool:
     return operation_of(request) == MULTI and b"/topics/orders" in request
 
 
-def test_a_topic_made_although_the_answer_was_lost_is_made(zookeeper: str, root: str) -> None:
+def test_a_topic_made_although_the_answer_was_lost_is_made_and_is_like_any_other(zookeeper: str, root: str) -> None:
     async def main() -> None:
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
             wire.fate_of = lambda request: Fate.ANSWER_IS_LOST if names_the_topic(request) else Fate.PASSES
             await service.create_topic(TOPIC, (state_of(),))
             assert wire.lost == 1
             assert await service.topics() == {"orders": TOPIC}
+            assert await service.update_topic(0, replace(TOPIC, settings={"durability": "os"})) == (CasOutcome.DONE, 1)
+            await service.delete_topic("orders")
+            assert await service.topics() == {}
 
     asyncio.run(main())
 
@@ -448,6 +451,20 @@ def stranger(hosts: str) -> Iterator[KazooClient]:
     finally:
         client.stop()
         client.close()
+
+
+def test_a_tree_that_somebody_has_removed_is_not_taken_for_an_empty_one(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with session(zookeeper, root) as service:
+            await service.create_topic(TOPIC, (state_of(),))
+            with stranger(zookeeper) as client:
+                for path in ("topics", "brokers"):
+                    client.delete(f"{root}/{path}", recursive=True)
+            for asked in (service.topics(), service.brokers()):
+                with pytest.raises(CoordinationUnavailable, match="is gone"):
+                    await asked
+
+    asyncio.run(main())
 
 
 def test_what_cannot_be_read_is_told_once_and_is_not_taken_for_what_is_not_there(

@@ -16,7 +16,8 @@ from kazoo.security import ACL, make_acl
 from mq_broker.coordination import zookeeper_closing
 from mq_broker.coordination.credential import Credential
 from mq_broker.coordination.interface import BrokerRegistration, TopicSpec
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.coordination.service import CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.coordination.zookeeper_closing import Closing
 from mq_broker.core.messages import CasOutcome
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
@@ -30,8 +31,8 @@ OTHER = Credential("tritonmq", "guessed", "other.auth")
 
 
 @asynccontextmanager
-async def session(hosts: str, root: str, credential: Credential | None = None) -> AsyncIterator[ZooKeeperCoordination]:
-    service = ZooKeeperCoordination(hosts, LASTING_MS, root=root, credential=credential)
+async def session(hosts: str, root: str, credential: Credential | None = None) -> AsyncIterator[CoordinationService]:
+    service = CoordinationService(ZooKeeperStore(hosts, LASTING_MS, root=root, credential=credential))
     await service.start(Heard())
     try:
         yield service
@@ -62,11 +63,11 @@ def open_nodes(hosts: str, root: str) -> list[str]:
         return [path for path in nodes_of(client, root) if client.get_acls(path)[0] != OURS.acl]
 
 
-async def make_one_of_each(service: ZooKeeperCoordination, broker: int = 1, topic: str = "orders") -> None:
+async def make_one_of_each(service: CoordinationService, broker: int = 1, topic: str = "orders") -> None:
     """Each kind of node that a broker makes."""
     await service.cluster_id()
     await service.peer_secret()
-    has = service._session._credential is not None
+    has = service._store._session._credential is not None
     incarnation = await service.begin_life(broker)
     registration = BrokerRegistration(broker, incarnation, f"127.0.0.1:{7400 + broker}", zookeeper_auth=has)
     await service.register(registration)
@@ -79,7 +80,7 @@ async def make_one_of_each(service: ZooKeeperCoordination, broker: int = 1, topi
     assert (await service.security.write({"acls/0": (version, b"{}")}))[0] is CasOutcome.DONE
 
 
-async def told(service: ZooKeeperCoordination, access: str) -> None:
+async def told(service: CoordinationService, access: str) -> None:
     async def so() -> bool:
         return service.access == access
 
@@ -301,7 +302,7 @@ def test_a_broker_that_is_locked_out_while_it_runs_is_told_so_and_loses_nothing(
 def test_a_session_that_connects_again_shows_its_credential_again(zookeeper: str, root: str) -> None:
     async def main() -> None:
         async with session(zookeeper, root, OURS) as service:
-            service._session._client._connection._socket.shutdown(2)
+            service._store._session._client._connection._socket.shutdown(2)
             assert await service.topics() == {}, "which is asked again until it is connected"
             await service.create_topic(TopicSpec("orders", id_of("o"), ((1,),)), (state_of(),))
             assert list(await service.topics()) == ["orders"]

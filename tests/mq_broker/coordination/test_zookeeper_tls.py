@@ -20,7 +20,8 @@ from kazoo.client import KazooClient
 
 from mq_broker.coordination.credential import Credential
 from mq_broker.coordination.interface import TopicSpec
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.coordination.service import CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.coordination.zookeeper_tls import TlsHandler
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
@@ -56,8 +57,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 async def work(hosts: str, root: str, files: Files | None, connect_timeout_ms: int = 10_000) -> list[str]:
-    service = ZooKeeperCoordination(
-        hosts, LASTING_MS, root, connect_timeout_ms=connect_timeout_ms, credential=CREDENTIAL, tls=files
+    service = CoordinationService(
+        ZooKeeperStore(hosts, LASTING_MS, root, connect_timeout_ms=connect_timeout_ms, credential=CREDENTIAL, tls=files)
     )
     await service.start(Heard())
     try:
@@ -145,10 +146,12 @@ def test_replaced_files_count_from_the_next_connection_on(secured: Secured, root
     files = files_of_broker(here, 2)
 
     async def main() -> None:
-        service = ZooKeeperCoordination(secured.server.hosts, LASTING_MS, root, credential=CREDENTIAL, tls=files)
+        service = CoordinationService(
+            ZooKeeperStore(secured.server.hosts, LASTING_MS, root, credential=CREDENTIAL, tls=files)
+        )
         await service.start(Heard())
         try:
-            client = service._session._client
+            client = service._store._session._client
             assert client is not None
             good = files.key.read_bytes()
             files.key.write_bytes(b"")  # in the middle of being replaced

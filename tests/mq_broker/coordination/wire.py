@@ -13,8 +13,8 @@ from typing import Any
 
 from kazoo.client import KazooClient
 
-from mq_broker.coordination.interface import CoordinationEvent, CoordinationService
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.coordination.interface import CoordinationEvent
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.messages import LeaderName, NodeState
 
 WAIT_S = 20.0
@@ -46,10 +46,11 @@ class Heard:
         self.events.clear()
 
 
-def end_session_of(service: ZooKeeperCoordination) -> None:
+def end_session_of(service: CoordinationService) -> None:
     """As the server would after silence: whoever knows a session's id and password may close it. Its owner, whose
     connection the server drops for that, connects again only once it is closed: it would take its session back."""
-    client = service._session._client
+    session = service._store._session
+    client = session._client
     assert client is not None
     connection, ended = client._connection, threading.Event()
     attempt = connection._connect_attempt
@@ -59,7 +60,7 @@ def end_session_of(service: ZooKeeperCoordination) -> None:
         return attempt(*args)
 
     connection._connect_attempt = later
-    other = KazooClient(hosts=service._session.hosts, client_id=client.client_id)
+    other = KazooClient(hosts=session.hosts, client_id=client.client_id)
     try:
         other.start(timeout=30)
         other.stop()

@@ -52,7 +52,7 @@ async def old_coordination(cluster: Cluster) -> None:
     random, zookeeper = cluster.loop.random, cluster.zookeeper
     if not await _whole(cluster, 5.0):
         return
-    copy = dict(zookeeper.states)
+    copy = zookeeper.copy()
     killed = random.choice(list(cluster.machines.values()))
     killed.kill()
     await asyncio.sleep(cluster.plan.session_s + random.uniform(0.5, 4.0))

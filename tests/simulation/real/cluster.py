@@ -30,6 +30,7 @@ from typing import Any
 
 from mq_broker.broker.config import BrokerConfig
 from mq_broker.broker.server import serve
+from mq_broker.coordination.service import CoordinationService
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TopicExists, TritonMQError
 from tests.history.checker import judge
@@ -112,7 +113,7 @@ class Machine:
             f"{self.name}:9000",
             self.disk.path,
             memory_high=MEMORY_HIGH,
-            coordination=lambda: Session(self.cluster.zookeeper),
+            coordination=lambda: CoordinationService(Session(self.cluster.zookeeper)),
             stop_timeout_ms=5_000,
             balance_leaders_ms=500,
             insecure=True,

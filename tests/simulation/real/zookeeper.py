@@ -1,4 +1,4 @@
-"""A simulated coordination service, behind the product's interface: what ZooKeeper promises, and nothing more.
+"""A simulated ZooKeeper, as a store of coordination: what it promises, and nothing more.
 
 Writes are atomic and in one order; what one session asks is answered in that order. Answers are late, or lost before or
 after the write happened, or the write happens long after the caller was told that nobody knows. A session ends once its
@@ -9,41 +9,33 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
-from dataclasses import replace
 from typing import Any, TypeVar
 
-from mq_broker.coordination.interface import (
-    BrokerRegistration,
-    CoordinationEvent,
-    Listener,
-    LockPlace,
-    NewTopic,
-    SecurityDocuments,
-    SecurityStore,
-    TopicChanges,
-    TopicSpec,
-    refusal,
+from mq_broker.coordination import documents
+from mq_broker.coordination.interface import TopicSpec
+from mq_broker.coordination.store import (
+    Change,
+    Kept,
+    Make,
+    Node,
+    Put,
+    StoreEvent,
+    Tree,
+    Watch,
+    Watches,
+    Written,
+    size_of,
 )
 from mq_broker.core.messages import CasOutcome, NodeState
-from mq_protocol.errors import (
-    CoordinationUnavailable,
-    InvalidRequest,
-    OutcomeUnknown,
-    TopicExists,
-    TritonMQError,
-    UnknownTopic,
-)
-from mq_protocol.versions import LEVEL
+from mq_protocol.errors import CoordinationUnavailable
 from tests.simulation.real.loop import PROCESS, Process, VirtualLoop
 
 T = TypeVar("T")
 
 REQUEST_TIMEOUT_S = 4.0
 LATE_S = (0.01, 10.0)
-CHANGES_KEPT = 8
-"""How far behind a reader of the list of topics may be and still be told only what changed."""
 
 
 class _Lost(Exception):
@@ -51,7 +43,8 @@ class _Lost(Exception):
 
 
 class ZooKeeper:
-    """Owns what the service knows, and the sessions."""
+    """Owns what the service knows, and the sessions. `topics` and `states` are what its nodes say, with their
+    versions."""
 
     def __init__(self, loop: VirtualLoop, faults: Counter[str], session_s: float) -> None:
         self.loop = loop
@@ -62,19 +55,12 @@ class ZooKeeper:
         self.lose = 0.0
         """How likely a request or its answer is lost."""
         self.latency_s = (0.0003, 0.01)
-        self.cluster = "simulated"
-        self.level = LEVEL
-        self.secret = loop.random.randbytes(32)
-        self.lives: Counter[int] = Counter()
-        self.stamps: dict[int, int] = {}
-        self.registered: dict[int, tuple[BrokerRegistration, Session]] = {}
+        self.tree = Tree()
         self.topics: dict[str, tuple[int, TopicSpec]] = {}
         self.states: dict[tuple[str, int], tuple[int, NodeState]] = {}
         self.restorations = 0
         self.older: dict[tuple[str, int], int] = {}
         """State nodes that were put back: the epoch that each had reached before. It says nothing up to that."""
-        self.changes: list[str] = []
-        self.documents = SecurityDocuments()
         self.sessions: list[Session] = []
         self.on_state: Callable[[str, int, int, NodeState], None] = lambda topic_id, partition, version, state: None
         self.on_topic: Callable[[TopicSpec, TopicSpec], None] = lambda before, after: None
@@ -100,109 +86,150 @@ class ZooKeeper:
 
     def expire(self, session: Session) -> None:
         session.expired = True
-        broker = session.process.broker
-        if broker in self.registered and self.registered[broker][1] is session:
-            del self.registered[broker]
-            self.hint(CoordinationEvent.BROKERS_CHANGED)
+        for path in self.tree.ephemeral(session.owner):
+            self.tree.set(path, None)
+            self._tell([path, f"{path.rpartition('/')[0]}/"])
 
-    def hint(self, event: CoordinationEvent) -> None:
+    def apply(self, changes: Sequence[Change], owner: object) -> Written:
+        former = {change.path: self.tree.find(change.path) for change in changes}
+        written, touched = self.tree.apply(changes, owner)
+        if written.done:
+            for change in changes:
+                self._see(change, former[change.path])
+            self._tell(touched)
+        return written
+
+    def _tell(self, places: list[str]) -> None:
         for session in self.sessions:
-            if not session.expired and self.reaches(session.process):
-                session.tell(event)
+            if not session.expired:
+                session.tell(places)
 
-    def changed(self, name: str) -> None:
-        self.changes.append(name)
-        self.hint(CoordinationEvent.TOPICS_CHANGED)
+    def _see(self, change: Change, former: Kept | None) -> None:
+        """What has become of a topic or of a state."""
+        kind, *names = change.path.split("/")
+        node = self.tree.find(change.path)
+        if kind == "topics" and names:
+            self.topics.pop(names[0], None)
+            if node is not None:
+                spec = documents.load(node.data, documents.topic_from_json, change.path)
+                if former is not None and isinstance(change, Put):
+                    self.on_topic(documents.load(former.data, documents.topic_from_json, change.path), spec)
+                self.topics[names[0]] = node.version, spec
+        elif kind == "states" and len(names) == 2 and names[1].isdigit():
+            key = names[0], int(names[1])
+            self.states.pop(key, None)
+            if node is not None:
+                self.states[key] = node.version, documents.load(node.data, documents.state_from_json, change.path)
+                if isinstance(change, Put):
+                    if self.states[key][1].leader_epoch > self.older.get(key, -1):
+                        self.older.pop(key, None)
+                    self.on_state(*key, *self.states[key])
 
-    def put_back(self, states: dict[tuple[str, int], tuple[int, NodeState]]) -> None:
+    def copy(self) -> dict[str, Kept]:
+        """The state nodes of partitions."""
+        nodes = self.tree.nodes()
+        return {path: nodes[path] for path in (f"states/{topic_id}/{number}" for topic_id, number in self.states)}
+
+    def put_back(self, copy: dict[str, Kept]) -> None:
         """It starts from a backup of the state nodes. Nobody answers what was asked before, and some sessions are
         over."""
         self.restorations += 1
         self.older = {key: state.leader_epoch for key, (_, state) in self.states.items()}
-        self.states.update({key: found for key, found in states.items() if key in self.states})
+        for path, node in copy.items():
+            _, topic_id, number = path.split("/")
+            if (topic_id, int(number)) in self.states:
+                self.tree.set(path, node)
+                self.states[topic_id, int(number)] = (
+                    node.version,
+                    documents.load(node.data, documents.state_from_json, path),
+                )
         for session in [session for session in self.sessions if not session.expired and self.loop.chance(0.5)]:
             self.expire(session)
 
-    def write_state(
-        self, key: tuple[str, int], expected_version: int, state: NodeState, asked_in: int
-    ) -> tuple[CasOutcome, int]:
-        """`asked_in`: how often it had been put back when that was asked."""
-        if asked_in != self.restorations:
-            return CasOutcome.UNKNOWN, -1
-        present = self.states.get(key)
-        if present is None or present[0] != expected_version:
-            return CasOutcome.REFUSED, -1
-        version = expected_version + 1
-        self.states[key] = version, state
-        if state.leader_epoch > self.older.get(key, -1):
-            self.older.pop(key, None)
-        self.on_state(key[0], key[1], version, state)
-        return CasOutcome.DONE, version
-
 
 class Session:
-    """One process's connection. Is its `CoordinationService`."""
+    """One process's connection: its store."""
+
+    home = "the simulated ZooKeeper"
+    alone = False
+    access = "open"
+    patience_s = REQUEST_TIMEOUT_S
 
     def __init__(self, service: ZooKeeper) -> None:
         process = PROCESS.get()
         assert process is not None
         self.process = process
+        self.owner = object()
+        """Of what is ephemeral in the present session."""
         self.expired = False
         self.heard_at = service.loop.time()
+        self.session_s = service.session_s
         self._service = service
         self._loop = service.loop
         self._context = copy_context()
-        self._connected = True
+        self._connected, self._stopped = True, False
+        self._missed = False
+        """It was not told of something that it watches, as it could not be reached."""
         self._asked_at = self._answered_at = self._told_at = 0.0
-        self._listener: Listener = lambda event: None
+        self._watches = Watches()
+        self._listener: Callable[[StoreEvent], None] = lambda event: None
 
     # ------------------------------------------------------------------ the connection
 
-    async def start(self, listener: Listener) -> None:
+    async def start(self, listener: Callable[[StoreEvent], None]) -> None:
         self._listener = listener
         self._service.sessions.append(self)
 
     async def stop(self) -> None:
+        self._stopped = True
         if not self.expired and self._service.reaches(self.process):
             self._service.expire(self)
 
-    def tell(self, event: CoordinationEvent) -> None:
-        self._told_at = max(self._told_at, self._loop.time() + self._delay())
-        self._loop.call_at(self._told_at, self._tell, event, context=self._context)
+    def tell(self, places: list[str]) -> None:
+        """Something has changed there."""
+        for watch in self._watches.taken(places):
+            self._later(self._if_reached, watch)
 
-    def _tell(self, event: CoordinationEvent) -> None:
-        if self._service.reaches(self.process) or event in (
-            CoordinationEvent.SUSPENDED,
-            CoordinationEvent.SESSION_LOST,
-        ):
-            self._listener(event)
+    def _if_reached(self, watch: Watch) -> None:
+        if self._service.reaches(self.process):
+            watch()
+        else:
+            self._missed = True
+
+    def _later(self, callback: Callable[..., None], *arguments: Any) -> None:
+        self._told_at = max(self._told_at, self._loop.time() + self._delay())
+        self._loop.call_at(self._told_at, callback, *arguments, context=self._context)
 
     def look(self, reached: bool) -> None:
         """Called now and then: whether the process reaches the service."""
+        if self._stopped:
+            return
         if self._connected and not reached:
             self._connected = False
-            self.tell(CoordinationEvent.SUSPENDED)
-        elif reached and (not self._connected or self.expired):
-            if self.process.paused:
-                return
-            self._connected = True
+            self._later(self._tell, StoreEvent.SUSPENDED)
+        elif reached and (not self._connected or self.expired or self._missed) and not self.process.paused:
+            self._connected, self._missed = True, False
+            self._watches.clear()
             if self.expired:
-                self.expired = False  # a new session of the same process
+                self.expired, self.owner = False, object()  # a new session of the same process
                 self.heard_at = self._loop.time()
-                self.tell(CoordinationEvent.SESSION_LOST)
-            for event in (
-                CoordinationEvent.CONNECTED,
-                CoordinationEvent.BROKERS_CHANGED,
-                CoordinationEvent.TOPICS_CHANGED,
-            ):
-                self.tell(event)
+                self._later(self._tell, StoreEvent.LOST)
+            self._later(self._tell, StoreEvent.CONNECTED)
+
+    def _tell(self, event: StoreEvent) -> None:
+        if event is not StoreEvent.CONNECTED or self._service.reaches(self.process):
+            self._listener(event)
+        else:
+            self._missed = True
 
     def _delay(self) -> float:
         return self._loop.often_short(*self._service.latency_s)
 
     async def _ask(self, work: Callable[[], T], *, writes: bool = False) -> T:
         """What `work` gives at the service. Raises `_Lost` past the deadline: then it happened, or not, or will."""
-        loop, service = self._loop, self._service
+        loop, service, asked_in = self._loop, self._service, self._service.restorations
+        if self._stopped:
+            raise _Lost
         answered: asyncio.Future[T] = loop.create_future()
 
         def serve() -> None:
@@ -213,29 +240,22 @@ class Session:
                     if loop.chance(0.4):
                         loop.call_later(loop.often_short(*LATE_S), late)
                 return
-            result, error = None, None
-            try:
-                result = work()
-            except Exception as raised:  # noqa: BLE001 - it is raised where the answer is waited for
-                error = raised
+            if writes and asked_in != service.restorations:
+                return
+            result = work()
             if loop.chance(service.lose):
                 service.faults["answer lost"] += writes
                 return
             self._answered_at = max(self._answered_at, loop.time() + self._delay())
-            loop.call_at(self._answered_at, answer, result, error, context=self._context)
+            loop.call_at(self._answered_at, answer, result, context=self._context)
 
         def late() -> None:
-            try:
+            if asked_in == service.restorations:
                 work()
-            except Exception:  # noqa: BLE001 - nobody hears of it
-                return
 
-        def answer(result: Any, error: Exception | None) -> None:
+        def answer(result: T) -> None:
             if not answered.done() and service.reaches(self.process):
-                if error is None:
-                    answered.set_result(result)
-                else:
-                    answered.set_exception(error)
+                answered.set_result(result)
 
         self._asked_at = max(self._asked_at, loop.time() + self._delay())
         loop.call_at(self._asked_at, serve, context=Context())
@@ -245,187 +265,49 @@ class Session:
         except TimeoutError:
             raise _Lost from None
 
+    # ------------------------------------------------------------------ the verbs
+
+    @property
+    def condition(self) -> str:
+        return "connected" if self._connected else "suspended"
+
+    async def get(self, path: str, watch: Watch | None = None) -> Node | None:
+        return (await self._read(lambda: [self._found(path, watch)]))[0]
+
+    async def get_all(self, paths: Sequence[str]) -> list[Node | None]:
+        return await self._read(lambda: [self._found(path) for path in paths])
+
+    def _found(self, path: str, watch: Watch | None = None) -> Node | None:
+        node = self._service.tree.get(path, self.owner)
+        if node is not None:
+            self._watches.add(path, watch)
+        return node
+
+    async def children(self, path: str, watch: Watch | None = None) -> list[str] | None:
+        def names() -> list[str] | None:
+            found = self._service.tree.children(path)
+            if found is not None:
+                self._watches.add(f"{path}/", watch)
+            return found
+
+        return await self._read(names)
+
     async def _read(self, work: Callable[[], T]) -> T:
         try:
             return await self._ask(work)
         except _Lost:
             raise CoordinationUnavailable("the coordination service does not answer: ask again") from None
 
-    # ------------------------------------------------------------------ the interface
+    async def transact(self, changes: Sequence[Change]) -> Written:
+        size_of(changes)
+        owner, passing = self.owner, any(isinstance(change, Make) and change.ephemeral for change in changes)
 
-    @property
-    def security(self) -> SecurityStore:
-        return _Documents(self)
-
-    async def cluster_id(self) -> str:
-        return await self._read(lambda: self._service.cluster)
-
-    async def peer_secret(self) -> bytes | None:
-        return await self._read(lambda: self._service.secret)
-
-    async def begin_life(self, broker: int, above: int = 0) -> int:
-        def begin() -> int:
-            self._service.lives[broker] = max(self._service.lives[broker], above) + 1
-            return self._service.lives[broker]
-
-        return await self._read(begin)
-
-    async def known_stamp(self, broker: int) -> int | None:
-        return await self._read(lambda: self._service.stamps.get(broker, 0))
-
-    async def keep_stamp(self, broker: int, stamp: int) -> None:
-        def keep() -> None:
-            self._service.stamps[broker] = stamp
-
-        await self._read(keep)
-
-    async def register(self, registration: BrokerRegistration) -> None:
-        def write() -> None:
-            present = self._service.registered.get(registration.broker)
-            if present is not None and present[0].incarnation > registration.incarnation:
-                raise InvalidRequest(f"broker id {registration.broker} is taken by a newer process")
-            self._service.registered[registration.broker] = registration, self
-            self._service.hint(CoordinationEvent.BROKERS_CHANGED)
+        def work() -> Written:
+            if passing and (self.expired or owner is not self.owner):  # nothing is made in a session that has ended
+                return Written(CasOutcome.UNKNOWN, why="the session has ended")
+            return self._service.apply(changes, owner)
 
         try:
-            await self._ask(write, writes=False)
+            return await self._ask(work, writes=True)
         except _Lost:
-            raise CoordinationUnavailable("the registration was not answered: ask again") from None
-
-    async def brokers(self) -> dict[int, BrokerRegistration]:
-        return await self._read(lambda: {broker: each[0] for broker, each in sorted(self._service.registered.items())})
-
-    async def level(self) -> int:
-        return await self._read(lambda: self._service.level)
-
-    async def raise_level(self, level: int) -> int:
-        def write() -> int:
-            self._service.level = max(level, self._service.level)
-            self._service.hint(CoordinationEvent.BROKERS_CHANGED)
-            return self._service.level
-
-        return await self._read(write)
-
-    async def topics(self) -> dict[str, TopicSpec]:
-        return await self._read(lambda: {name: spec for name, (_, spec) in sorted(self._service.topics.items())})
-
-    async def topic_changes(self, since: int) -> TopicChanges:
-        def read() -> TopicChanges:
-            service = self._service
-            version = len(service.changes)
-            if since < 0 or version - since > CHANGES_KEPT:
-                return TopicChanges(version, True, {name: spec for name, (_, spec) in sorted(service.topics.items())})
-            names = sorted(set(service.changes[since:]))
-            present = {name: service.topics[name][1] for name in names if name in service.topics}
-            return TopicChanges(version, False, present, tuple(name for name in names if name not in present))
-
-        return await self._read(read)
-
-    async def create_topic(self, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
-        def write() -> None:
-            if topic.name in self._service.topics:
-                raise TopicExists(f"topic {topic.name} exists")
-            self._service.topics[topic.name] = 0, topic
-            for partition, state in enumerate(states):
-                self._service.states[topic.topic_id, partition] = 0, state
-            self._service.changed(topic.name)
-
-        try:
-            await self._ask(write, writes=True)
-        except _Lost:
-            raise OutcomeUnknown(f"whether topic {topic.name} was made is not known: look") from None
-
-    async def create_topics(self, topics: Sequence[NewTopic]) -> list[TritonMQError | None]:
-        return [await refusal(self.create_topic(*topic)) for topic in topics]
-
-    async def read_topic(self, name: str) -> tuple[int, TopicSpec] | None:
-        return await self._read(lambda: self._service.topics.get(name))
-
-    async def update_topic(
-        self, expected_version: int, topic: TopicSpec, states: tuple[NodeState, ...] = ()
-    ) -> tuple[CasOutcome, int]:
-        def write() -> tuple[CasOutcome, int]:
-            present = self._service.topics.get(topic.name)
-            if present is None or present[0] != expected_version or present[1].topic_id != topic.topic_id:
-                return CasOutcome.REFUSED, -1
-            self._service.on_topic(present[1], topic)
-            first = len(present[1].assignment)
-            self._service.topics[topic.name] = expected_version + 1, replace(topic)
-            for partition, state in enumerate(states, first):
-                self._service.states[topic.topic_id, partition] = 0, state
-            self._service.changed(topic.name)
-            return CasOutcome.DONE, expected_version + 1
-
-        try:
-            return await self._ask(write, writes=True)
-        except _Lost:
-            return CasOutcome.UNKNOWN, -1
-
-    async def delete_topic(self, name: str) -> None:
-        def write() -> None:
-            if name not in self._service.topics:
-                raise UnknownTopic(f"there is no topic {name}")
-            _, spec = self._service.topics.pop(name)
-            for partition in range(len(spec.assignment)):
-                self._service.states.pop((spec.topic_id, partition), None)
-            self._service.changed(name)
-
-        try:
-            await self._ask(write, writes=True)
-        except _Lost:
-            raise OutcomeUnknown(f"whether topic {name} was deleted is not known: ask again") from None
-
-    async def read_state(self, topic_id: str, partition: int) -> tuple[int, NodeState] | None:
-        return await self._read(lambda: self._service.states.get((topic_id, partition)))
-
-    async def write_state(
-        self, topic_id: str, partition: int, expected_version: int, state: NodeState
-    ) -> tuple[CasOutcome, int]:
-        key, asked_in = (topic_id, partition), self._service.restorations
-        try:
-            return await self._ask(
-                lambda: self._service.write_state(key, expected_version, state, asked_in), writes=True
-            )
-        except _Lost:
-            return CasOutcome.UNKNOWN, -1
-
-    async def queue_for_lock(self, name: str) -> LockPlace:
-        raise CoordinationUnavailable("locks are not simulated")
-
-    @property
-    def lock_silence_ms(self) -> int:
-        return int(self._service.session_s * 250)
-
-    @property
-    def condition(self) -> str:
-        return "connected" if self._connected else "suspended"
-
-    @property
-    def access(self) -> str:
-        return "open"
-
-
-class _Documents:
-    """The security documents, as one session reads and writes them."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    async def read(self) -> SecurityDocuments:
-        return await self._session._read(lambda: self._session._service.documents)
-
-    async def write(self, changes: Mapping[str, tuple[int, bytes]]) -> tuple[CasOutcome, int]:
-        service = self._session._service
-
-        def write() -> tuple[CasOutcome, int]:
-            after = service.documents.changed(changes)
-            if after is None:
-                return CasOutcome.REFUSED, -1
-            service.documents = after
-            service.hint(CoordinationEvent.SECURITY_CHANGED)
-            return CasOutcome.DONE, after.version
-
-        try:
-            return await self._session._ask(write, writes=True)
-        except _Lost:
-            return CasOutcome.UNKNOWN, -1
+            return Written(CasOutcome.UNKNOWN, why="the coordination service does not answer")

@@ -14,7 +14,8 @@ from typing import Final
 
 from mq_broker.broker.runtime.periodic import Periodic
 from mq_broker.coordination.editing import Changes, Document, edit_documents
-from mq_broker.coordination.interface import ACL_DOCUMENTS, CoordinationService, SecurityDocuments
+from mq_broker.coordination.interface import ACL_DOCUMENTS, SecurityDocuments
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.rpc.callers import asker
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Authority

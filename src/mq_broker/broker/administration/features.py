@@ -11,7 +11,8 @@ from collections.abc import Collection
 
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topics
-from mq_broker.coordination.interface import BrokerRegistration, CoordinationService
+from mq_broker.coordination.interface import BrokerRegistration
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.rpc.callers import client_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import IncompatibleVersion

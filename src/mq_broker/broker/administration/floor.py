@@ -14,7 +14,8 @@ from typing import Final
 from mq_broker.broker.administration.features import absent_holders
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.coordination.editing import Changes, edit_documents
-from mq_broker.coordination.interface import BrokerRegistration, CoordinationService, SecurityDocuments
+from mq_broker.coordination.interface import BrokerRegistration, SecurityDocuments
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.rpc.callers import asker
 from mq_broker.security.audit import Audit
 from mq_broker.security.floor import DOCUMENT, Demand, dump, how_to_offer, in_order, load, parse_demand

@@ -8,7 +8,8 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 
 from mq_broker.coordination.editing import Changes, Document, edit_documents
-from mq_broker.coordination.interface import CoordinationService, SecurityDocuments
+from mq_broker.coordination.interface import SecurityDocuments
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.rpc.callers import asker
 from mq_broker.security.audit import Audit
 from mq_broker.security.quota_documents import DOCUMENT, edited, load

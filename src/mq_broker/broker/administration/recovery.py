@@ -21,7 +21,7 @@ from typing import Final
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topic, Topics
-from mq_broker.coordination.interface import CoordinationService
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_broker.core.replication.replica import Replica
 from mq_broker.rpc.calls import Calls

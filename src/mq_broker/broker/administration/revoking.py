@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mq_broker.broker.administration.acls import Acls
-from mq_broker.coordination.interface import CoordinationService
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.rpc.callers import asker
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Authority

@@ -18,7 +18,8 @@ from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topic, Topics, first_state
 from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.coordination.documents import check_topic_size
-from mq_broker.coordination.interface import CoordinationService, NewTopic, TopicSpec
+from mq_broker.coordination.interface import NewTopic, TopicSpec
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.rpc.calls import Calls
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire

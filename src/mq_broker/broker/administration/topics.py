@@ -34,7 +34,8 @@ from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topic, Topics, first_state
 from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.coordination.documents import check_topic_size
-from mq_broker.coordination.interface import PARTITIONS_ADDED_AT_ONCE_MAX, CoordinationService, TopicSpec
+from mq_broker.coordination.interface import PARTITIONS_ADDED_AT_ONCE_MAX, TopicSpec
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.messages import NodeState
 from mq_broker.rpc.callers import asker, client_port
 from mq_broker.rpc.calls import Calls

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from mq_broker.broker.host.arriving import ArrivingSnapshots
 from mq_broker.broker.host.contacts import Contacts
 from mq_broker.broker.host.quiescence import Ticking
-from mq_broker.coordination.interface import CoordinationService
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.entries import Decide
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.rpc.links import Links

@@ -24,7 +24,7 @@ from mq_broker.broker.host.opened import JournalEvents, Opened
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.quiescence import Ticking
 from mq_broker.broker.metadata.topics import Topic
-from mq_broker.coordination.interface import CoordinationService
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.entries import Decide
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import BrokersSeen, Event, LeaderName, PeerConnected, PeerDisconnected, SessionLost

@@ -10,7 +10,7 @@ import contextlib
 import logging
 from typing import Final
 
-from mq_broker.coordination.interface import CoordinationService
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol.errors import CoordinationUnavailable, StorageFailed
 

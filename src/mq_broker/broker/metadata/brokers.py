@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from mq_broker.broker.runtime.periodic import Periodic
-from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService
+from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.messages import LeaderName
 from mq_protocol.errors import CoordinationUnavailable, IncompatibleVersion, InvalidRequest, InvalidSetting
 from mq_protocol.versions import FIRST

@@ -17,7 +17,8 @@ import pyarrow as pa
 from mq_broker.broker.runtime.periodic import Periodic
 from mq_broker.coordination.documents import check_topic_size
 from mq_broker.coordination.editing import until_written
-from mq_broker.coordination.interface import CoordinationService, TopicChanges, TopicSpec
+from mq_broker.coordination.interface import TopicChanges, TopicSpec
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, TritonMQError, UnknownTopic

@@ -8,7 +8,7 @@ from typing import Final
 
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topics
-from mq_broker.coordination.interface import CoordinationService
+from mq_broker.coordination.service import CoordinationService
 from mq_protocol.errors import CoordinationUnavailable, InvalidTopicName, UnknownTopic
 
 LOOK_S: Final = 0.1

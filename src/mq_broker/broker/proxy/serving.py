@@ -24,7 +24,7 @@ from mq_broker.broker.proxy.leaders import Leaders
 from mq_broker.broker.proxy.routing import Routing
 from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
-from mq_broker.coordination.interface import CoordinationService
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.rpc import service as rpc_service
 from mq_broker.rpc.entering import TokenDoor
 from mq_broker.rpc.peer_proof import PeerProof

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.metadata.topics import Topics
-from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.file import FileStore
 from mq_broker.coordination.interface import TopicSpec
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, NotLeader, OutcomeUnknown, UnknownTopic
@@ -141,7 +142,7 @@ async def free(broker: Broker, which: int) -> bool:
     return bool((await broker.ask("Moves", pb.MovesRequest(broker=which))).held == 0)
 
 
-class Forgetful(FileCoordination):
+class Forgetful(CoordinationService):
     """Writes topics, and loses the answers (or the questions) of the first updates."""
 
     fates: list[bool]
@@ -157,25 +158,25 @@ class Forgetful(FileCoordination):
 @pytest.mark.parametrize("fates", [[], [True], [False], [False, True], [False, False, True]])
 def test_a_topic_is_edited_once_whatever_answers_are_lost(tmp_path: Path, fates: list[bool]) -> None:
     async def main() -> None:
-        service = Forgetful(tmp_path)
+        service = Forgetful(FileStore(tmp_path))
         service.fates = list(fates)
         await service.start(lambda _event: None)
         topics = Topics(service, lambda _topics, _changed: None)
-        await service.create_topic(TopicSpec("t", "id", ((1,),)), (NodeState(None, 0, ((1, ""),), 0, ""),))
+        await service.create_topic(TopicSpec("t", "0" * 32, ((1,),)), (NodeState(None, 0, ((1, ""),), 0, ""),))
 
         def widened(spec: TopicSpec) -> TopicSpec:
-            return spec if len(spec.assignment) > 1 else TopicSpec("t", "id", (*spec.assignment, (1,)))
+            return spec if len(spec.assignment) > 1 else TopicSpec("t", "0" * 32, (*spec.assignment, (1,)))
 
         assert (await topics.edit("t", widened)).partitions == 2
         assert (await service.read_topic("t") or (0,))[0] == 1, "written once"
-        assert await service.read_state("id", 1) == (0, NodeState(None, 0, ((1, ""),), 0, ""))
+        assert await service.read_state("0" * 32, 1) == (0, NodeState(None, 0, ((1, ""),), 0, ""))
         with pytest.raises(UnknownTopic):
             await topics.edit("other", widened)
         if not fates:
             service.fates = [False] * 100
             with pytest.raises(OutcomeUnknown, match="kept changing"):
                 await topics.edit(
-                    "t", lambda spec: TopicSpec("t", "id", spec.assignment, settings={"durability": "os"})
+                    "t", lambda spec: TopicSpec("t", "0" * 32, spec.assignment, settings={"durability": "os"})
                 )
         await service.stop()
 

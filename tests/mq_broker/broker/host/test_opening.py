@@ -21,7 +21,7 @@ from mq_broker.storage.journal.segments import SEGMENT_SUFFIX
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotLeader, OutcomeUnknown
 from tests.mq_broker.broker.host.test_partition_life import run
-from tests.mq_broker.broker.host.test_shell import HERE, shell, until
+from tests.mq_broker.broker.host.test_shell import HERE, ID, shell, until
 
 OTHER = Topic.of(replace(HERE.spec, name="other", topic_id="other"))
 FOLLOWED = Topic.of(replace(HERE.spec, assignment=((2, 1),)))
@@ -56,7 +56,7 @@ def while_opening(
         async with shell(tmp_path, isr, *led) as broker:
             disk = HeldDisk(broker, monkeypatch)
             try:
-                broker.follow_topics({"id": topic})
+                broker.follow_topics({ID: topic})
                 await until(disk.asked.is_set)
                 await scenario(broker, disk)
             finally:
@@ -69,7 +69,7 @@ def test_a_replica_that_is_being_opened_is_not_there_and_who_asks_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(broker: Shell, _disk: HeldDisk) -> None:
-        assert broker.hearer("id", 0) is broker.early
+        assert broker.hearer(ID, 0) is broker.early
         assert broker.partitions() == []
         assert broker.hosted(HERE, 0) is None
         with pytest.raises(NotLeader, match="is opening its replica of t-0: ask again"):
@@ -106,9 +106,9 @@ def test_brokers_and_links_that_come_while_a_replica_is_opened_are_told_to_it_on
 
 def begun_by_broker_2() -> tuple[pb.AppendEntries, list[memoryview]]:
     """How it begins to lead a new topic."""
-    frame = memoryview(b"".join(map(bytes, encode(Place("id", 0), Entry(1, 1, 77, EpochStart(2))).parts)))
+    frame = memoryview(b"".join(map(bytes, encode(Place(ID, 0), Entry(1, 1, 77, EpochStart(2))).parts)))
     message = pb.AppendEntries(
-        topic_id="id", leader=2, incarnation=7, leader_epoch=1, sequence=1, frame_bytes=[len(frame)]
+        topic_id=ID, leader=2, incarnation=7, leader_epoch=1, sequence=1, frame_bytes=[len(frame)]
     )
     return message, [frame]
 
@@ -118,7 +118,7 @@ def test_what_a_leader_says_while_a_replica_is_opened_is_told_to_it_once_it_is_o
 ) -> None:
     async def scenario(broker: Shell, disk: HeldDisk) -> None:
         broker.brokers_seen((LeaderName(1, 1), LeaderName(2, 7)))
-        broker.hearer("id", 0).hear_entries(*begun_by_broker_2())
+        broker.hearer(ID, 0).hear_entries(*begun_by_broker_2())
         disk.released.set()
         await until(lambda: broker.hosted(FOLLOWED, 0) is not None)
         replica = broker.partition(FOLLOWED, 0).replica
@@ -147,7 +147,7 @@ def test_a_disk_that_hangs_while_a_replica_is_opened_keeps_no_other_replica_from
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(broker: Shell, _disk: HeldDisk) -> None:
-        broker.follow_topics({"id": HERE, "other": OTHER})
+        broker.follow_topics({ID: HERE, "other": OTHER})
         await until(lambda: broker.hosted(OTHER, 0) is not None)
         await broker.wait_until_open(0.0)
         assert caplog.messages[-1] == "1 partitions are not open yet after 0 s; they will be"
@@ -165,7 +165,7 @@ def test_a_replica_whose_journal_was_found_damaged_begins_as_another_log_with_wh
         log_id = partition.journal.log_id
 
         def damage() -> None:
-            [segment] = broker._directory.partition_path(Place("id", 0)).glob("*" + SEGMENT_SUFFIX)
+            [segment] = broker._directory.partition_path(Place(ID, 0)).glob("*" + SEGMENT_SUFFIX)
             data = bytearray(segment.read_bytes())
             data[len(data) // 2] ^= 1
             segment.write_bytes(data)

@@ -16,8 +16,9 @@ from mq_broker.broker.host import shell as shells
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic
-from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.file import FileStore
 from mq_broker.coordination.interface import TopicSpec
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.machine.state import MachineState, Snapshot
 from mq_broker.core.messages import LeaderName, NodeState, Published
 from mq_broker.rpc.links import Links
@@ -28,8 +29,9 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OutcomeUnknown, StorageFailed, TritonMQError
 from tests.mq_broker.broker import cluster
 
-HERE = Topic.of(TopicSpec("t", "id", ((1,),)))
-AWAY = Topic.of(TopicSpec("t", "id", ((2,),)))
+ID = "0" * 32
+HERE = Topic.of(TopicSpec("t", ID, ((1,),)))
+AWAY = Topic.of(TopicSpec("t", ID, ((2,),)))
 
 
 @asynccontextmanager
@@ -37,7 +39,7 @@ async def shell(
     data: Path, isr: tuple[tuple[int, str], ...], leader: LeaderName | None = None, epoch: int = 0
 ) -> AsyncIterator[Shell]:
     """Broker 1, alone with a topic of one partition whose node names these logs."""
-    coordination = FileCoordination(data / "coordination")
+    coordination = CoordinationService(FileStore(data / "coordination"))
     await coordination.start(lambda _event: None)
     await coordination.create_topic(HERE.spec, (NodeState(leader, epoch, isr, 0, ""),))
     directory = DataDirectory.open(data / "data", 1)
@@ -72,7 +74,7 @@ def test_a_state_to_begin_anew_with_is_not_kept_once_the_replica_begins_or_is_no
     async def main() -> None:
         async with shell(tmp_path, isr=((2, "other"),)) as broker:
             here = Topic.of(replace(HERE.spec, settings={"durability": durability}))
-            broker.follow_topics({"id": here})
+            broker.follow_topics({ID: here})
             await until(lambda: broker.hosted(here, 0) is not None)
             broker.install(broker.partition(here, 0), snapshot, 3)
             await until(lambda: broker.hosted(here, 0) is not None)
@@ -91,7 +93,7 @@ def test_a_state_to_begin_anew_with_is_not_kept_once_the_replica_begins_or_is_no
 async def leading(broker: Shell) -> Partition:
     """The partition, once broker 1 leads it."""
     broker.spawn(broker.ticking.run(), "ticks")
-    broker.follow_topics({"id": HERE})
+    broker.follow_topics({ID: HERE})
     broker.brokers_seen((LeaderName(1, 1),))
     await until(lambda: (found := broker.hosted(HERE, 0)) is not None and found.serving)
     return broker.leader(HERE, 0)
@@ -186,7 +188,7 @@ def test_who_leads_no_more_and_who_begins_with_another_log_says_so(
         async with shell(tmp_path, isr=((1, ""),)) as broker:
             partition = await leading(broker)
             former = partition.replica.identity.log_id
-            broker.follow_topics({"id": Topic.of(replace(HERE.spec, assignment=((1, 2),)))})
+            broker.follow_topics({ID: Topic.of(replace(HERE.spec, assignment=((1, 2),)))})
             assert said == []
             broker.session_lost()
             assert said == [(2, former)]
@@ -226,22 +228,22 @@ def test_a_replica_that_was_moved_away_is_deleted_only_by_what_the_node_says_onc
 
     async def main() -> None:
         async with shell(tmp_path, isr=((2, "other"),)) as broker:
-            broker.follow_topics({"id": HERE})
+            broker.follow_topics({ID: HERE})
             await until(lambda: broker.hosted(HERE, 0) is not None)
-            files = tmp_path / "data" / "partitions" / "id-0"
+            files = tmp_path / "data" / "partitions" / f"{ID}-0"
             close = Partition.close
 
             async def put_back_meanwhile(partition: Partition, error: TritonMQError) -> None:
                 if named_again:
-                    found = await broker.coordination.read_state("id", 0)
+                    found = await broker.coordination.read_state(ID, 0)
                     assert found is not None
                     await broker.coordination.write_state(
-                        "id", 0, found[0], NodeState(None, 0, ((1, "mine"), (2, "other")), 0, "")
+                        ID, 0, found[0], NodeState(None, 0, ((1, "mine"), (2, "other")), 0, "")
                     )
                 await close(partition, error)
 
             monkeypatch.setattr(Partition, "close", put_back_meanwhile)
-            broker.follow_topics({"id": AWAY})
+            broker.follow_topics({ID: AWAY})
             await until(lambda: not broker._settling)
             assert files.exists() is named_again
 

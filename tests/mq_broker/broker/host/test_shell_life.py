@@ -15,7 +15,7 @@ from mq_broker.broker.metadata.topics import Topic
 from mq_broker.core.messages import LeaderName
 from mq_protocol.errors import IncompatibleVersion, OutcomeUnknown, StorageFailed
 from tests.mq_broker.broker.host.test_partition_life import run
-from tests.mq_broker.broker.host.test_shell import HERE, shell, until
+from tests.mq_broker.broker.host.test_shell import HERE, ID, shell, until
 
 
 def test_who_lost_its_session_is_not_live_itself_and_the_others_are(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_what_a_deleted_topic_held_is_removed_unless_the_cluster_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, same_cluster: bool
 ) -> None:
     async def scenario(broker: Shell, _partition: Partition) -> None:
-        files = tmp_path / "data" / "partitions" / "id-0"
+        files = tmp_path / "data" / "partitions" / f"{ID}-0"
         assert files.exists()
 
         async def cluster_id() -> str:
@@ -98,7 +98,7 @@ def test_a_replica_that_the_disk_did_not_let_be_opened_or_begun_anew_is_tried_ag
                 await opens(topic, number)
 
             monkeypatch.setattr(broker, "_open", fails_twice)
-            broker.follow_topics({"id": HERE})
+            broker.follow_topics({ID: HERE})
             await until(lambda: broker.hosted(HERE, 0) is not None and not broker._settling)
             assert tries == 3
             prepared = 0
@@ -126,7 +126,7 @@ def test_a_partition_that_was_recovered_from_another_log_begins_with_an_empty_lo
     async def main() -> None:
         async with shell(tmp_path, isr=((2, "other"),)) as broker:
             topic = Topic.of(replace(HERE.spec, settings={"durability": durability}))
-            broker.follow_topics({"id": topic})
+            broker.follow_topics({ID: topic})
             await until(lambda: broker.hosted(topic, 0) is not None)
             former = broker.partition(topic, 0)
             broker.start_over(former, 3)
@@ -153,11 +153,11 @@ def test_a_topic_that_changes_while_its_replica_is_opened_is_the_one_that_the_re
                 await opens(topic, number)
 
             monkeypatch.setattr(broker, "_open", slowly)
-            broker.follow_topics({"id": HERE})
+            broker.follow_topics({ID: HERE})
             async with asyncio.timeout(20):
                 await opening.wait()
             wider = Topic.of(replace(HERE.spec, assignment=((1, 2),)))
-            broker.follow_topics({"id": wider})
+            broker.follow_topics({ID: wider})
             may_open.set()
             await until(lambda: not broker._settling)
             partition = broker.partition(wider, 0)

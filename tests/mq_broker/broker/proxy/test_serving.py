@@ -14,7 +14,8 @@ import pytest
 from mq_broker.broker import BrokerConfig
 from mq_broker.broker.config import Role
 from mq_broker.broker.proxy.holding import REQUEST_BYTES, Holding
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.coordination.service import CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_client import Admin, Consumer, Producer, Queue, Reader
 from mq_dev.certificates import write_broker
 from mq_protocol import mq_pb2 as pb
@@ -47,7 +48,7 @@ async def proxied(
     async with pair(zookeeper, data, secure=secure) as made:
         if made.certs is not None:
             write_broker(made.certs.authority, made.certs.path, number, (HOST,))
-        made.coordination[ID] = ZooKeeperCoordination(zookeeper, LASTING_MS, root=made.root)
+        made.coordination[ID] = CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root=made.root))
         config = BrokerConfig(
             number,
             f"{HOST}:0",
@@ -174,7 +175,7 @@ def test_a_request_is_held_while_the_leader_is_away(zookeeper: str, tmp_path: Pa
             ]
             await until(lambda: _is(lambda: len(holding._of) == 1 and holding.bytes > 2 * REQUEST_BYTES))
             assert not any(task.done() for task in held)
-            made.coordination[leader] = ZooKeeperCoordination(zookeeper, LASTING_MS, root=made.root)
+            made.coordination[leader] = CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root=made.root))
             await made[leader].start()
             await asyncio.gather(*held)
             assert await client.numbers("alone") == [1, 2]
@@ -228,7 +229,7 @@ def test_without_brokers_it_says_so(zookeeper: str, tmp_path: Path) -> None:
             ID,
             f"{HOST}:0",
             tmp_path,
-            coordination=lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root="/proxy-alone"),
+            coordination=lambda: CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root="/proxy-alone")),
             role=Role.PROXY,
         )
         proxy = await Broker(config).start()

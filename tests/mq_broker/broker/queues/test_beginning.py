@@ -29,7 +29,7 @@ from mq_protocol.errors import (
     UnknownQueue,
     WrongGroupKind,
 )
-from tests.mq_broker.broker.host.test_shell import HERE, leading, shell, until
+from tests.mq_broker.broker.host.test_shell import HERE, ID, leading, shell, until
 
 
 class World:
@@ -58,8 +58,8 @@ class World:
     def store(self, *, read: bool = True, **queues: QueueSpec) -> None:
         self.stored = Topic.of(replace(HERE.spec, queues=queues, queue_lives=9))
         if read:
-            self.broker.follow_topics({"id": self.stored})
-            self.beginning.topics_changed({"gone", "id"})
+            self.broker.follow_topics({ID: self.stored})
+            self.beginning.topics_changed({"gone", ID})
 
     def lives(self) -> dict[str, int]:
         return {group: state.life for group, state in self.partition.replica.machine.work.items()}

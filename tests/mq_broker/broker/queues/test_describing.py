@@ -26,7 +26,7 @@ from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Reject, Return, Step
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, UnknownQueue, WrongGroupKind
-from tests.mq_broker.broker.host.test_shell import HERE, leading, shell
+from tests.mq_broker.broker.host.test_shell import HERE, ID, leading, shell
 
 TOPIC = Topic.of(replace(HERE.spec, queues={"g": QueueSpec(3, settings={"delivery_limit": "2"})}, queue_lives=3))
 LATER_US = 1 << 61
@@ -76,7 +76,7 @@ def run(tmp_path: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
     async def main() -> None:
         async with shell(tmp_path, isr=((1, ""),)) as broker:
             world = World(broker, await leading(broker))
-            broker.follow_topics({"id": TOPIC})
+            broker.follow_topics({ID: TOPIC})
             _append(world.partition, 100)
             await world.write(Begin(0))
             await scenario(world)

@@ -1,11 +1,10 @@
-"""Queues for locks in ZooKeeper: its lock recipe, for clients that do not speak to it themselves.
+"""Queues for locks, for clients of this broker: a place is an ephemeral sequential node of its session.
 
-A place is an ephemeral sequential node of this broker's session. Each watches the one before it alone, so that a
-release wakes one waiter. A token is the transaction in which the place was made: ZooKeeper counts those over all nodes
-and for ever, so a queue's node may go when nobody is in the queue.
+Each watches the one before it alone, so that a release wakes one waiter. A token is what the place was born as: that
+grows over all nodes and for ever, so a queue's node may go when nobody is in the queue.
 
 A session that is suspended may end without a word. Places are therefore given up a quarter of a session after the
-connection was lost: the server keeps them for a third of one at least, as it is pinged three times in a session.
+connection was lost: ZooKeeper keeps them for a third of one at least, as it is pinged three times in a session.
 """
 
 from __future__ import annotations
@@ -17,11 +16,8 @@ import secrets
 from collections.abc import Coroutine
 from typing import Any, Final, NoReturn, TypeVar
 
-from kazoo.client import KazooClient
-from kazoo.exceptions import NoNodeError, NotEmptyError
-from kazoo.protocol.states import KazooState
-
-from mq_broker.coordination.kazoo_session import AnswerLost, KazooSession
+from mq_broker.coordination.store import Make, Node, Remove, Store, StoreEvent, pause_or_give_up, surely
+from mq_broker.core.messages import CasOutcome
 from mq_protocol.errors import CoordinationUnavailable, LockLost, LockNotAcquired
 from mq_protocol.limits import LOCK_SILENCE_MS_MAX
 
@@ -33,26 +29,23 @@ _ASK_AGAIN_S: Final = 0.2
 _MARK_CHARACTERS: Final = 32
 
 
-class ZooKeeperLocks:
-    """Owns the places that were taken in this session, and the work of removing those that were left. `home`: the node
-    above all queues."""
+class Locks:
+    """Owns the places that were taken in this session, and the work of removing those that were left."""
 
-    def __init__(self, session: KazooSession, home: str, session_timeout_s: float) -> None:
-        self.silence_ms = min(LOCK_SILENCE_MS_MAX, int(session_timeout_s * 500))
-        self.session = session
-        self._home = home
-        self._session_timeout_s = session_timeout_s
-        self._places: set[ZooKeeperLockPlace] = set()
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.silence_ms = min(LOCK_SILENCE_MS_MAX, int(store.session_s * 500))
+        self._places: set[LockPlace] = set()
         self._removals: set[asyncio.Task[None]] = set()
         self._doubt: asyncio.TimerHandle | None = None
 
-    async def queue(self, name: str) -> ZooKeeperLockPlace:
+    async def queue(self, name: str) -> LockPlace:
         """Raises `CoordinationUnavailable`; then nothing is left in the queue, or is removed once that is possible."""
-        if not self.session.connected:  # else each attempt would leave something to remove once it is
+        if self.store.condition == "suspended":  # else each attempt would leave something to remove once it is not
             raise CoordinationUnavailable(
                 "ZooKeeper does not answer this broker at the moment: ask again, or ask another broker"
             )
-        place = ZooKeeperLockPlace(self, name, f"{self._home}/{name}")
+        place = LockPlace(self, name)
         self._places.add(place)
         try:
             await place.take()
@@ -62,25 +55,24 @@ class ZooKeeperLocks:
             raise
         return place
 
-    def on_state(self, state: str) -> None:
-        """kazoo's CONNECTED, SUSPENDED or LOST."""
+    def on_event(self, event: StoreEvent) -> None:
         if self._doubt is not None:
             self._doubt.cancel()
             self._doubt = None
-        if state == KazooState.SUSPENDED:
+        if event is StoreEvent.SUSPENDED:
             loop = asyncio.get_running_loop()
             self._doubt = loop.call_later(
-                self._session_timeout_s / 4, self._end_all, "ZooKeeper does not answer its broker"
+                self.store.session_s / 4, self._end_all, "ZooKeeper does not answer its broker"
             )
-        elif state == KazooState.LOST:
-            self._end_all("its broker's session with ZooKeeper has ended")
+        elif event is StoreEvent.LOST:
+            self._end_all("its broker's session has ended")
         else:
             for place in self._places:
                 place.changed.set()  # watches went with the connection
 
     def stop(self) -> None:
         """End all places. Their nodes go with the session."""
-        self.on_state(KazooState.LOST)
+        self.on_event(StoreEvent.LOST)
         for removal in self._removals:
             removal.cancel()
 
@@ -88,62 +80,69 @@ class ZooKeeperLocks:
         for place in self._places:
             place.end(why)
 
-    async def leave(self, place: ZooKeeperLockPlace) -> None:
+    async def leave(self, place: LockPlace) -> None:
         self._places.discard(place)
         self._remove_behind(place)
-        if place.over:  # whoever had it is to be told now, and not when ZooKeeper answers again
+        if place.over:  # whoever had it is to be told now, and not when the store answers again
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._session_timeout_s):
+            async with asyncio.timeout(self.store.session_s):
                 await place.gone.wait()
 
-    def _remove_behind(self, place: ZooKeeperLockPlace) -> None:
+    def _remove_behind(self, place: LockPlace) -> None:
         removal = asyncio.create_task(self._remove(place), name="leave a lock")
         self._removals.add(removal)
         removal.add_done_callback(self._removals.discard)
 
-    async def _remove(self, place: ZooKeeperLockPlace) -> None:
+    async def _remove(self, place: LockPlace) -> None:
         """Until it is gone: it was removed, or went with its session."""
         loop = asyncio.get_running_loop()
         # A question whose answer was lost may reach the server late.
-        sure_at = loop.time() + (self._session_timeout_s if place.unsure else 0)
+        sure_at = loop.time() + (self.store.session_s if place.unsure else 0)
         while True:
             try:
                 await place.remove()
                 place.gone.set()
                 if loop.time() >= sure_at:
                     return
-            except (AnswerLost, CoordinationUnavailable) as error:
+            except CoordinationUnavailable as error:
                 _log.info("a place in the queue for lock %s is not yet removed: %s", place.name, error)
             await asyncio.sleep(_ASK_AGAIN_S)
 
 
-class ZooKeeperLockPlace:
-    """One place in one queue. Owns its node. `changed`: look again. `gone`: the node was removed."""
+class LockPlace:
+    """A place in the queue for a lock: `first`, then `hold`, and `leave` in any case. It ends with `leave`, and with
+    the session in which it was taken. Owns its node. `changed`: look again. `gone`: the node was removed."""
 
-    def __init__(self, locks: ZooKeeperLocks, name: str, queue: str) -> None:
+    def __init__(self, locks: Locks, name: str) -> None:
         self.name = name
         self.changed = asyncio.Event()
         self.gone = asyncio.Event()
         self.unsure = False
         self._locks = locks
-        self._session = locks.session
-        self._queue = queue
-        self._mark = secrets.token_hex(_MARK_CHARACTERS // 2)
+        self._store = locks.store
+        self._queue = f"locks/{name}"
+        self._mark = secrets.token_bytes(_MARK_CHARACTERS // 2).hex()
         self._node = ""
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._watch = self._session.watch(self.changed.set)
 
     # -------------------------------------------------------------- the place
 
     async def first(self, wait_s: float) -> int:
+        """Wait until every place before this one is gone; looks once at least. The token, which is higher than any that
+        was given for that lock before. Raises `LockNotAcquired` after `wait_s`, `LockLost` if this place ended
+        meanwhile."""
         return await self._unless_over(self._first(asyncio.get_running_loop().time() + wait_s, wait_s))
 
     async def hold(self) -> NoReturn:
+        """Once this place is the first: runs until it has ended, or until it may have. Raises `LockLost`, which says
+        why."""
         await self._unless_over(self._watch_own())
-        raise LockLost(f"lock {self.name!r} is lost: its node in ZooKeeper was removed; acquire it again")
+        raise LockLost(f"lock {self.name!r} is lost: its node was removed; acquire it again")
 
     async def leave(self) -> None:
+        """Give the place up. It is gone when this returns, if the service answers; if not, as soon as it answers again.
+        Does not wait for a place that has ended by itself."""
         await self._locks.leave(self)
 
     @property
@@ -158,44 +157,30 @@ class ZooKeeperLockPlace:
     # -------------------------------------------------------------- its node
 
     async def take(self) -> None:
-        deadline = self._session.deadline()
+        deadline = asyncio.get_running_loop().time() + self._store.patience_s
+        make = Make(f"{self._queue}/{self._mark}-", ephemeral=True, sequential=True)
         while not self._node:
-            try:
-                made: str = await self._session.ask(self._create, deadline)
-                self._node = made.rpartition("/")[2]
-            except NoNodeError:  # somebody has just removed the empty queue
-                await self._session.pause_or_give_up(deadline, AnswerLost(f"{self._queue} keeps changing"))
-            except AnswerLost as error:
-                self.unsure = True
-                await self._session.pause_or_give_up(deadline, error)
-                self._node = next(iter(await self._mine(deadline)), "")
-
-    def _create(self, client: KazooClient) -> Any:
-        return client.create_async(f"{self._queue}/{self._mark}-", ephemeral=True, sequence=True, makepath=True)
+            written = await self._store.transact([make])
+            if written.outcome is CasOutcome.REFUSED:
+                await surely(self._store, [Make(self._queue)])  # or somebody has just removed it, empty
+                continue
+            self.unsure |= not written.done
+            self._node = next(iter(await self._mine()), "")
+            if not self._node:
+                await pause_or_give_up(deadline, written.why)
 
     async def remove(self) -> None:
-        """Its node, and the queue's if it is empty then. Raises `AnswerLost`, `CoordinationUnavailable`."""
-        deadline = self._session.deadline()
-        for node in await self._mine(deadline) if self.unsure else [self._node]:
-            await self._delete(f"{self._queue}/{node}", deadline)
-        await self._delete(self._queue, deadline)
+        """Its node, and the queue's if it is empty then. Raises `CoordinationUnavailable`."""
+        for node in await self._mine() if self.unsure else [self._node]:
+            await surely(self._store, [Remove(f"{self._queue}/{node}")])
+        await surely(self._store, [Remove(self._queue)])
 
-    async def _delete(self, path: str, deadline: float) -> None:
-        with contextlib.suppress(NoNodeError, NotEmptyError):
-            await self._session.ask(lambda client: client.delete_async(path), deadline)
-
-    async def _mine(self, deadline: float) -> list[str]:
+    async def _mine(self) -> list[str]:
         """More than one where a question was asked again and then both were heard."""
-        return sorted(node for node in await self._nodes(deadline) if node.startswith(self._mark))
+        return sorted(node for node in await self._nodes() if node.startswith(self._mark))
 
-    async def _nodes(self, deadline: float) -> list[str]:
-        try:
-            nodes: list[str] = await self._session.ask_synced(
-                lambda client: client.get_children_async(self._queue), deadline
-            )
-        except NoNodeError:
-            return []
-        return nodes
+    async def _nodes(self) -> list[str]:
+        return await self._store.children(self._queue) or []
 
     # -------------------------------------------------------------- waiting
 
@@ -203,13 +188,14 @@ class ZooKeeperLockPlace:
         while True:
             self.changed.clear()
             try:
-                before = self._before(await self._nodes(self._session.deadline()))
-                if (stat := await self._watched(before or self._node)) is not None and not before:
-                    return int(stat.czxid)
+                before = self._before(await self._nodes())
+                node = await self._watched(before or self._node)
+                if node is not None and not before:
+                    return node.born
             except CoordinationUnavailable:  # whether this place still stands the session says
                 await asyncio.sleep(_ASK_AGAIN_S)
                 continue
-            if stat is None:  # that place has just gone
+            if node is None:  # that place has just gone
                 continue
             try:
                 async with asyncio.timeout_at(until):
@@ -228,23 +214,15 @@ class ZooKeeperLockPlace:
                 continue
             await self.changed.wait()
 
-    async def _watched(self, node: str) -> Any:
-        """What ZooKeeper says of it, and `changed` once it changes; None if it is not there."""
-        path = f"{self._queue}/{node}"
-        try:  # not `exists`: of a node that is not there it would leave a watch for ever
-            _, stat = await self._session.ask_again(
-                lambda client: client.get_async(path, watch=self._watch), self._session.deadline()
-            )
-        except NoNodeError:
-            return None
-        return stat
+    async def _watched(self, node: str) -> Node | None:
+        return await self._store.get(f"{self._queue}/{node}", self.changed.set)
 
     def _before(self, nodes: list[str]) -> str:
         """The node next before this place's; empty if there is none. Raises `LockLost` if this place's is not there."""
         if self._node not in nodes:
             raise LockLost(f"the place in the queue for lock {self.name!r} is gone; queue again")
         mine = _number(self._node)
-        ahead = {_distance(_number(node), mine): node for node in nodes if _distance(_number(node), mine) < 0}
+        ahead = {distance(_number(node), mine): node for node in nodes if distance(_number(node), mine) < 0}
         return ahead[max(ahead)] if ahead else ""
 
     async def _unless_over(self, work: Coroutine[Any, Any, T]) -> T:
@@ -261,7 +239,7 @@ class ZooKeeperLockPlace:
 
 
 def _number(node: str) -> int:
-    """Which ZooKeeper put behind the mark; 0 for a node that is none of ours, which is then before all and has to be
+    """Which the store put behind the mark; 0 for a node that is none of ours, which is then before all and has to be
     removed."""
     try:
         return int(node[_MARK_CHARACTERS + 1 :])
@@ -269,6 +247,6 @@ def _number(node: str) -> int:
         return 0
 
 
-def _distance(number: int, other: int) -> int:
+def distance(number: int, other: int) -> int:
     """From the other to the number. ZooKeeper counts with 32 bits and goes on below zero."""
     return (number - other + (1 << 31)) % (1 << 32) - (1 << 31)
