@@ -211,8 +211,8 @@ class LendingTruth:
     def _is_last(self, record: Record) -> bool:
         return (record.mark or NO_MARK).failures == self._truth.delivery_limit - 1
 
-    def check(self, step: Lease | Drop, at: LeaseId, model: Model) -> None:
-        """A step is about to be applied."""
+    def check(self, step: Lease | Drop, at: LeaseId, model: Model, *, full: bool) -> None:
+        """A step is about to be applied. `full`: nothing may be lent now that never was."""
         facts = self._facts.get((at.entry, at.leader_epoch))
         if facts is None:
             return
@@ -231,7 +231,7 @@ class LendingTruth:
                 self._truth._fail(f"offset {offset} is lent to {step.member}, {early_us} microseconds after it expired")
         self._check_turn(step.member, at, facts)
         if texts == mine == {""} and self._plan.order == "none" and not any(map(self._is_last, free.values())):
-            self._check_level(free, facts, at, model)
+            self._check_level(free, facts, at, model, full=full)
 
     def _check_kept(self, offsets: Iterable[int], texts: Iterable[str], what: str) -> None:
         for offset in offsets:
@@ -288,7 +288,7 @@ class LendingTruth:
             if left and min(left) < max(free):
                 self._truth._fail(f"offset {max(free)} is dropped, and {min(left)} before it is not")
 
-    def _check_level(self, free: Mapping[int, Record], facts: Facts, at: LeaseId, model: Model) -> None:
+    def _check_level(self, free: Mapping[int, Record], facts: Facts, at: LeaseId, model: Model, *, full: bool) -> None:
         levels = {self._levels[offset] for offset in free if offset in self._levels}
         ways = facts.all("priority")
         if not levels or not self._plan.priority or "ignore" in ways:
@@ -296,6 +296,8 @@ class LendingTruth:
         if len(levels) > 1:
             self._truth._fail(f"the lease {at} has records of priorities {sorted(levels)}")
         waiting = {o: level for o, level in self._ready.items() if self._is_free(model, o) and o not in free}
+        if full:
+            waiting = {o: level for o, level in waiting.items() if model.records[o].mark is not None}
         highest = max(waiting.values(), default=-1)
         if ways == {"strict"} and highest > max(levels):
             first = min(o for o, level in waiting.items() if level == highest)

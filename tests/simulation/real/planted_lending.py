@@ -78,15 +78,15 @@ LENDING = (
     Fault(
         "what an entry lends counts as kept for the bound",
         "broker.queues.length:excess_of",
-        "records -= high - low",
-        "records -= 0",
+        "state.unlent(end) - settings.length_max",
+        "state.unlent(end) + state.leased - settings.length_max",
         ("queue", "drop_head"),
     ),
     Fault(
         "nothing is dropped above the bound",
         "broker.queues.length:excess_of",
-        "if records > 0 or size > 0 else None",
-        "if False else None",
+        "(records <= 0 and size <= 0)",
+        "True",
         ("queue", "drop_head"),
     ),
     Fault(

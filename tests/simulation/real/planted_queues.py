@@ -17,8 +17,7 @@ QUEUES = (
         "a lease is told before its entry is committed",
         "broker.queues.gathering:Gathering._propose",
         "self.partition.propose(work, lambda result: self._replied(draft, result), math.inf)",
-        "self.partition.propose(work, lambda result: None, math.inf)\n"
-        "    self._replied(draft, Done(self.partition.replica.last_index))",
+        "self.partition.propose(work, lambda result: None, math.inf)\n        self._replied(draft, Done(draft.at[1]))",
         ("queue", "lead"),
     ),
     Fault(
@@ -31,10 +30,45 @@ QUEUES = (
     Fault(
         "what was lent to a former request answers a later one",
         "broker.queues.gathering:Gathering._lent",
-        "asking, state, queue = lending.asking, self._state, self._queue()",
-        "asking = self._asking.get(lending.asking.member, lending.asking)\n"
-        "    state, queue = self._state, self._queue()",
+        "asking, lease, runs = lending.asking, lending.lease, lending.choice.runs",
+        "asking = self._asking._asking.get(lending.asking.member, lending.asking)\n"
+        "    lease, runs = lending.lease, lending.choice.runs",
         ("queue", "lead"),
+    ),
+    Fault(
+        "an answer that needs no entry does not wait for those that it rests on",
+        "broker.queues.gathering:Gathering._propose",
+        "draft.result = DONE\n        self._land()",
+        "draft.result = DONE\n        self._flights.remove(draft)\n        self._finish(draft)",
+        ("queue", "lead", "busy"),
+    ),
+    Fault(
+        "what is on its way to a member that begins anew is not given back before it is lent something",
+        "broker.queues.holdings:Holdings._given_back",
+        "if held.get(lease) != ())",
+        "if held.get(lease) != () and self._clocks.has_begun(lease))",
+        ("queue", "order", "cut"),
+    ),
+    Fault(
+        "a lease runs out while it is on its way",
+        "broker.queues.holdings:Holdings.lent",
+        "self._clocks.know(lease, ranges, lease_ms)",
+        "self._clocks.know(lease, ranges, lease_ms)\n    self._clocks.begin(lease, -lease_ms)",
+        ("queue", "slow disk"),
+    ),
+    Fault(
+        "a leader goes on with what it saw ahead though an entry of that was refused",
+        "broker.queues.gathering:Gathering._replied",
+        "self._stopped = self._stopped or (draft.ahead and draft.error is not None)",
+        "pass",
+        ("queue", "disk full"),
+        (
+            (
+                "broker.queues.gathering:Gathering._land",
+                "if first.ahead and first.error is not None and self._refused is None:",
+                "if False:",
+            ),
+        ),
     ),
     Fault(
         "a member settles by another lease than the one that it has",
@@ -74,7 +108,7 @@ QUEUES = (
     Fault(
         "an extension is told and not made",
         "broker.queues.clocks:Clocks.extend",
-        "if clock is None:",
+        "if clock is None or clock.deadline == _NEVER:",
         "if True:",
         ("queue",),
     ),
@@ -299,9 +333,9 @@ ORDER = (
     ),
     Fault(
         "a record is lent by the entry that gives an earlier one of its key back",
-        "core.work.settling:_Entry.lend",
-        "if order is not None and self._back and wanted:",
-        "if False:",
+        "broker.queues.ordering:ByKey.written",
+        "elif isinstance(step, Return | Reject | Reset):",
+        "elif isinstance(step, Reject | Reset):",
         ("queue", "order", "busy"),
     ),
     Fault(

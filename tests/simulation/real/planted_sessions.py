@@ -8,13 +8,13 @@ SESSIONS = (
     Fault(
         "what was lent to a session is pushed into the one that its member has now",
         "broker.queues.session:Session.answered",
-        "if self.over or standing is not self._standing:",
+        "if self.over or (coming is None and standing is not self._standing):",
         "now = self._gathering.present._here.get(self.member, self)\n"
         "    if now is not self and lent.lease is not None:\n"
         "        now._lent += sum(run.end - run.first for run in lent.runs)\n"
         "        now.told.append(lent)\n"
         "        now._news(now)\n"
-        "    if self.over or standing is not self._standing:",
+        "    if self.over or (coming is None and standing is not self._standing):",
         ("queue", "pushed"),
     ),
     Fault(
@@ -63,8 +63,7 @@ SESSIONS = (
         "a lease that is pushed is told before its entry is committed",
         "broker.queues.gathering:Gathering._propose",
         "self.partition.propose(work, lambda result: self._replied(draft, result), math.inf)",
-        "self.partition.propose(work, lambda result: None, math.inf)\n"
-        "    self._replied(draft, Done(self.partition.replica.last_index))",
+        "self.partition.propose(work, lambda result: None, math.inf)\n        self._replied(draft, Done(draft.at[1]))",
         ("queue", "pushed", "lead"),
     ),
 )

@@ -187,6 +187,7 @@ class QueueTruth:
         epoch = written.entry.leader_epoch
         state = self._machine.work.get(GROUP)
         runs = state.runs if state is not None else 0
+        ahead = state.copy() if state is not None and self.cluster.plan.tight else None
         fresh = (index, epoch) not in self._checked
         self._checked.add((index, epoch))
         if fresh:
@@ -197,7 +198,9 @@ class QueueTruth:
             elif work.life == self._life:
                 at = LeaseId(epoch, index, number)
                 if fresh:
-                    self._check(step, at, written, runs)
+                    self._check(step, at, written, ahead.runs if ahead is not None else 0)
+                if ahead is not None:
+                    ahead.apply(step, at, self._machine.next_offset)
                 self._note_outputs(step)
                 self._model.apply(step, at)
                 if isinstance(step, Lease):
@@ -278,9 +281,9 @@ class QueueTruth:
     def _check(self, step: Step, at: LeaseId, written: Written, runs: int) -> None:
         match step:
             case Drop():
-                self.lending.check(step, at, self._model)
+                self.lending.check(step, at, self._model, full=runs >= work_state.RUNS_MAX)
             case Lease(ranges, _):
-                self.lending.check(step, at, self._model)
+                self.lending.check(step, at, self._model, full=runs >= work_state.RUNS_MAX)
                 # Where records are lent out of their order, what was left behind may be lent.
                 lent_to = self._lent_to() if self.cluster.plan.sieves or self.cluster.plan.priority else 0
                 fresh = [o for o in offsets_of(ranges) if (r := self._model.records.get(o)) is None or r.mark is None]

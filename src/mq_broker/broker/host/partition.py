@@ -298,12 +298,8 @@ class Partition:
         """Ask the core. `on_reply` is called exactly once, on the loop, perhaps before this returns; past `deadline`
         (loop's clock) with `OutcomeUnknown`.
         """
-        if self.closed:  # while its request was on the way here: nobody would tick it any more
-            on_reply(Refused(self._ended))
-            return
-        needed = level_of(operation)
-        if needed > self._host.level:
-            on_reply(Refused(_not_yet(type(operation).__name__, needed, self._host.level)))
+        if (error := self._not_open(operation)) is not None:  # nobody would tick it any more
+            on_reply(Refused(error))
             return
         request = next(_request_ids)
         self._waiting[request] = _Waiting(on_reply, deadline)
@@ -325,6 +321,17 @@ class Partition:
                 payload,
             )
         )
+
+    def why_not(self, operation: Operation) -> TritonMQError | None:
+        """What this would be refused with now, whatever it is about; None if it would be written at once, as the entry
+        after the replica's last one, unless it is wrong itself."""
+        return self._not_open(operation) or self.replica.why_not()
+
+    def _not_open(self, operation: Operation | AreStaged) -> TritonMQError | None:
+        needed = level_of(operation)
+        if self.closed:
+            return self._ended
+        return _not_yet(type(operation).__name__, needed, self._host.level) if needed > self._host.level else None
 
     async def ask(
         self,

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.queues.kept import Kept
 from mq_broker.broker.queues.lending import Ready
-from mq_broker.broker.queues.length import drop_of, excess_of, surplus_of, with_drop
+from mq_broker.broker.queues.length import drop_of, excess_of, surplus_of
 from mq_broker.core.work.state import WorkState
-from mq_broker.core.work.steps import Step
+from mq_broker.core.work.steps import Drop, Step
 from mq_protocol.queue_settings import QueueSettings
 
 
@@ -31,20 +31,20 @@ class Bounding:
         return self.kept is None or self.kept.count()
 
     def written(self, steps: Iterable[Step]) -> None:
-        """They are committed."""
+        """They are in the state from now on."""
         if self.kept is not None:
             self.kept.written(steps)
             self.kept.count()
 
-    def bounded(
-        self, steps: tuple[Step, ...], state: WorkState, settings: QueueSettings, ready: Ready
-    ) -> tuple[Step, ...]:
-        """These steps of an entry, and behind them what drops the rest, unless that becomes dead letters."""
+    def bounded(self, state: WorkState, settings: QueueSettings, ready: Ready) -> Drop | None:
+        """What drops the rest, once all is counted, unless that becomes dead letters."""
+        if self.kept is not None and not self.kept.count():
+            return None
         end, index = self._partition.next_offset, self._partition.index
-        excess = excess_of(state, settings, end, steps, self.kept, index)
+        excess = excess_of(state, settings, end, self.kept)
         if excess is None:
-            return steps
+            return None
         if ready.surplus is None:
-            return with_drop(steps, drop_of(state, index, end, excess))
+            return drop_of(state, index, end, excess)
         ready.surplus.add(surplus_of(state, index, end, excess, ready.limit))
-        return steps
+        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -13,8 +13,9 @@ from mq_broker.broker.queues.holdings import INHERITED_LEASE_MS_MIN, Holdings
 from mq_broker.broker.queues.lending import Ready, Wish, fitting
 from mq_broker.broker.queues.requests import Asking, Lent
 from mq_broker.broker.queues.waiting import Waiting
-from mq_broker.core.work.ranges import RANGES_MAX
 from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.steps import Step
+from mq_protocol.errors import TritonMQError
 
 HELD_AT_ONCE: Final = 20_000
 """Leases, of all members together, that are counted or compared in one turn."""
@@ -25,28 +26,45 @@ class Choosing:
 
     _state: WorkState
 
-    def __init__(self, partition: Partition, asking: Waiting, wake: Callable[[], None]) -> None:
-        """`wake`: there is more to look at, in another turn."""
+    def __init__(
+        self,
+        partition: Partition,
+        asking: Waiting,
+        wake: Callable[[], None],
+        note: Callable[[Sequence[Step]], None],
+    ) -> None:
+        """`wake`: there is more to look at, in another turn. `note`: these steps are in the leader's view now."""
         self._partition = partition
         self._asking = asking
         self._wake = wake
+        self._note = note
         self._reserved: tuple[str, int] | None = None
 
     def begin(self, state: WorkState) -> None:
         """A new life of the group."""
         self._state, self._reserved = state, None
 
-    def choose(self, draft: Draft, queue: Queue, ready: Ready, holdings: Holdings, now_ms: int, now_us: int) -> None:
-        """Put into the draft what those who wait are lent; tell those who only want to know."""
-        room = queue.settings.in_flight_max - self._state.leased
+    def choose(
+        self,
+        draft: Draft,
+        queue: Queue,
+        ready: Ready,
+        holdings: Holdings,
+        now_ms: int,
+        now_us: int,
+        error: TritonMQError | None,
+    ) -> None:
+        """Lend those who wait what is ready, by the draft; tell those who only want to know. `error`: why no entry can
+        be written: whoever would be lent something is refused."""
         looked, end = 0, ready.upto(self._partition.next_offset)
         full = partial(holdings.full, limit=ready.limit)
         for asking in self._asking.in_turn(spill=queue.settings.spill, full=full):
-            if room <= 0 or draft.ranges >= RANGES_MAX or looked > HELD_AT_ONCE:
+            room = queue.settings.in_flight_max - self._state.leased
+            if room <= 0 or not draft.lends or looked > HELD_AT_ONCE:
                 break
             if sum(each.choice.records for each in draft.lendings) >= ready.at_once:
                 break
-            if not asking.reconciled or any(asking is each for each, _ in draft.gone):
+            if not asking.reconciled or asking.in_flight:
                 continue
             members = holdings.members
             looked += 1 + len(members.leases(asking.member))
@@ -66,19 +84,35 @@ class Choosing:
                 ):
                     break  # nobody else is lent anything
                 continue
+            if error is not None:
+                self._refuse(asking, of.is_ready(wish, now_us, end), error)
+                continue
             choice = of.choose(wish, now_us, end, fitting(self._partition.index))
             asking.looking = bool(asking.filter) and choice.unfinished
             if choice.unfinished:
                 self._wake()
             if choice.runs:
-                room -= choice.records
-                draft.ranges += len(choice.runs)
-                draft.lendings.append(Lending(asking, choice))
-                ready.chose(choice.runs)
-                if self._reserved is not None and self._reserved[0] == asking.member:
-                    self._reserved = None
+                lease_ms = asking.lease_ms or queue.settings.lease_ms
+                self._lend(draft, holdings, Lending(asking, choice, draft.next_lease, lease_ms))
             elif of is ready and not choice.unfinished and not records and ready.order is None:
                 break  # who holds something is lent no more than who holds nothing
+
+    def _lend(self, draft: Draft, holdings: Holdings, lending: Lending) -> None:
+        asking, choice = lending.asking, lending.choice
+        self._note(draft.lend(lending, self._state, self._partition.next_offset))
+        if not asking.accept:
+            holdings.lent(lending.lease, asking.member, choice.ranges, lending.lease_ms)
+        if self._reserved is not None and self._reserved[0] == asking.member:
+            self._reserved = None
+        self._asking.leave(asking)
+        asking.note_chosen(choice.records, choice.bytes)
+
+    def _refuse(self, asking: Asking, is_ready: bool | None, error: TritonMQError) -> None:
+        if is_ready:
+            self._asking.leave(asking)
+            asking.refuse(error)
+        elif is_ready is None:
+            self._wake()
 
     def _tell(self, asking: Asking, is_ready: bool | None) -> bool:
         """Who only wants to know is told, once something is ready. Whether nothing is."""

@@ -20,15 +20,17 @@ _STEPS: Final = 64
 """Deadlines are rounded up to a 64th of the time of a lease. So one that is extended all the time has few of them."""
 
 _PRUNE_ABOVE: Final = 1_000
+_NEVER: Final = 1 << 62
 
 
 @dataclass(slots=True)
 class _Clock:
-    """Of one lease. `parts`: the deadlines of its records, where they differ; else `deadline` holds for all."""
+    """Of one lease. `parts`: the deadlines of its records, where they differ; else `deadline` holds for all. Without
+    any it has not begun."""
 
     ranges: list[Range]
     lease_ms: int
-    deadline: int
+    deadline: int = _NEVER
     parts: RunMap[int] | None = None
     queued: set[int] = field(default_factory=set)  # deadlines at which the lease is looked at
 
@@ -43,6 +45,22 @@ class Clocks:
 
     def __len__(self) -> int:
         return len(self._clocks)
+
+    def know(self, lease: LeaseId, ranges: Iterable[Range], lease_ms: int) -> None:
+        """The lease of these records is on its way: it does not run out before it begins."""
+        self._clocks[lease] = _Clock([*ranges], lease_ms)
+
+    def begin(self, lease: LeaseId, now_ms: int) -> None:
+        """It is committed."""
+        clock = self._clocks.get(lease)
+        if clock is not None:
+            clock.deadline = _rounded(now_ms, clock.lease_ms)
+            self._enqueue(lease, clock.deadline)
+
+    def has_begun(self, lease: LeaseId) -> bool:
+        """Whether it is known and not only on its way."""
+        clock = self._clocks.get(lease)
+        return clock is not None and clock.deadline < _NEVER
 
     def start(self, lease: LeaseId, ranges: Iterable[Range], lease_ms: int, now_ms: int) -> None:
         """The lease of these records begins, or is known from now on. Those of one lease may come in several calls,
@@ -61,7 +79,7 @@ class Clocks:
     def extend(self, lease: LeaseId, ranges: list[Range], now_ms: int) -> None:
         """These records of the lease have its whole time again. What is not named keeps its deadline."""
         clock = self._clocks.get(lease)
-        if clock is None:
+        if clock is None or clock.deadline == _NEVER:
             return
         deadline = _rounded(now_ms, clock.lease_ms)
         if ranges == clock.ranges:
@@ -120,6 +138,8 @@ class Clocks:
         again."""
         self._queue, self._due = [], {}
         for lease, clock in self._clocks.items():
+            if clock.deadline == _NEVER:
+                continue
             clock.deadline, clock.parts, clock.queued = _rounded(now_ms, clock.lease_ms), None, set()
             self._enqueue(lease, clock.deadline)
 

@@ -92,7 +92,7 @@ class Dropping(ABC):
         return any(low < high for low, high, _ in self._droppable(first, end, limit))
 
     def written(self, steps: Iterable[Step]) -> None:
-        """They are committed."""
+        """They are in the state from now on."""
         for step in steps:
             if step == self._step:
                 self._taken = []

@@ -1,8 +1,10 @@
-"""One queue group in one partition, while this broker leads it: requests become entries, one on its way at a time.
+"""One queue group in one partition, while this broker leads it: requests become entries, several at a time.
 
-What comes while an entry is on its way waits and is judged once that is committed, on the state that it leaves. Nobody
-is told that something is done, lent or lost before an entry is committed that was asked for after it was judged, or
-before this leader knows otherwise that it led at that time.
+What is proposed is committed in order, or the leadership is over. So requests are judged, and records chosen, on the
+leader's own view of the state, which is ahead of what is committed: it has the steps of every entry that was proposed.
+Nobody is told anything before its entry is committed, and all before it. An answer that needs no entry rests on those
+that are on their way, and waits for the last of them. What rests on something not being here is told once this leader
+knows that it led when it was judged. Once an entry is refused, all of this memory is over: see `Working`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from mq_broker.broker.host.partition import Partition
@@ -18,8 +20,8 @@ from mq_broker.broker.queues.bounding import Bounding
 from mq_broker.broker.queues.by_settings import goes_by_itself, ready_of, suits
 from mq_broker.broker.queues.choosing import HELD_AT_ONCE, Choosing
 from mq_broker.broker.queues.declared import Queue
-from mq_broker.broker.queues.draft import Draft, Lending, backoff_of, dead_letters, is_rare, runs_of, tell_sendings
-from mq_broker.broker.queues.holdings import INHERITED_LEASE_MS_MIN, RETURNED_AT_ONCE, Holdings, tell_expired
+from mq_broker.broker.queues.draft import DONE, Draft, Lending, backoff_of, dead_letters, is_rare, tell_sendings
+from mq_broker.broker.queues.holdings import RETURNED_AT_ONCE, Holdings, tell_expired
 from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.members import replaced
 from mq_broker.broker.queues.ordering import ByKey, Single
@@ -30,14 +32,17 @@ from mq_broker.broker.queues.unsettled import Unsettled
 from mq_broker.broker.queues.waiting import Waiting
 from mq_broker.core.entries import Work
 from mq_broker.core.messages import Done, Refused, Result
-from mq_broker.core.work.settling import Answer, Lend, Setting, Settle, gather
+from mq_broker.core.work.settling import Answer, Setting, Settle, gather
 from mq_broker.core.work.state import Mark, WorkState
-from mq_broker.core.work.steps import LeaseId, Reason, Send, why_not_one_entry
-from mq_protocol.errors import Overloaded, TritonMQError, UnknownQueue
+from mq_broker.core.work.steps import Reason, Send, Step, why_not_one_entry
+from mq_protocol.errors import InvalidRequest, Overloaded, TritonMQError, UnknownQueue
 from mq_protocol.queue_settings import DeadLetter
 
 SCANNED_AT_ONCE: Final = 2_000
 """Runs of a state that a new leader looks through in one turn."""
+
+IN_FLIGHT_MAX: Final = 4
+"""Entries of a group on their way. While there are as many, what comes gathers for the next one."""
 
 DOOMED_AT_ONCE: Final = 500
 AGAIN_S: Final = 1.0
@@ -45,9 +50,11 @@ AGAIN_S: Final = 1.0
 
 
 class Gathering:
-    """Owns who waits for the group here, and what this leader knows of it beside the facts.
+    """Owns who waits for the group here, the leader's own view of the state (`_state`), and what this leader knows
+    beside the facts.
 
-    Invariant: at most one entry is on its way (`_flight`).
+    Invariant: the view is the committed state (`_committed`) and the steps of the drafts that are on their way, in
+    order (`_flights`).
     """
 
     def __init__(
@@ -62,12 +69,14 @@ class Gathering:
         on_outbox: Callable[[Gathering, WorkState], None] = lambda *_: None,
         on_doomed: Callable[[Gathering], None] = lambda _: None,
         on_rows: Callable[[Gathering, Ready], None] = lambda *_: None,
+        on_refused: Callable[[Gathering, TritonMQError], None] = lambda *_: None,
     ) -> None:
         """`queue`: the group's declaration, None if there is none. `now_ms`, `now_us`: the monotonic clock, and the
         time since 1970 that is believed. `keep_time`: called when `has_clocks` may have become true. `stood_still`:
         whether this broker's loop did, and `slept` was not called since. `on_outbox`: called while the state has
         decisions that are not published yet; `on_doomed`: while it may have records that go to a dead-letter topic.
-        `on_rows`: while records are to be looked at; call `wake` once some are."""
+        `on_rows`: while records are to be looked at; call `wake` once some are. `on_refused`: an entry was refused that
+        others may rest on: close this one, and begin anew if this broker leads still."""
         self.partition = partition
         self.group = group
         self.epoch = partition.replica.leader_epoch
@@ -81,6 +90,7 @@ class Gathering:
         self._on_outbox = on_outbox
         self._on_doomed = on_doomed
         self._on_rows = on_rows
+        self._on_refused = on_refused
         self._sendings: deque[Sending] = deque()
         self._next_n = self.epoch << 32  # a later life goes on: partitions take a number below the last for done
         self._loop = asyncio.get_running_loop()
@@ -89,12 +99,15 @@ class Gathering:
         self.present = Presence()
         self._unsettled = Unsettled()
         self._own: deque[OwnSteps] = deque()
-        self._flight: Draft | None = None
+        self._flights: deque[Draft] = deque()
+        self._stopped = False  # an entry was refused: nothing more is written
+        self._refused: TritonMQError | None = None  # the same, once all before it are told of
         self._woken = False
         self._due: asyncio.TimerHandle | None = None
         self._by_itself_from = 0.0  # the loop's time from which on this leader writes what it wants by itself
-        self._choosing = Choosing(partition, self._asking, self.wake)
+        self._choosing = Choosing(partition, self._asking, self.wake, self._note)
         self._state: WorkState | None = None
+        self._committed: WorkState | None = None
         self._holdings: Holdings
         self._ready: Ready
         self.bounding = Bounding(partition)
@@ -246,7 +259,7 @@ class Gathering:
             self._holdings.slept(now_ms)
 
     def close(self, error: TritonMQError) -> None:
-        """The leadership is over. Who waits for the entry on its way is told what became of it."""
+        """The leadership is over. Who waits for an entry on its way is told what became of it."""
         self.closed = True
         if self._due is not None:
             self._due.cancel()
@@ -278,23 +291,36 @@ class Gathering:
 
     def _gather(self) -> None:
         self._woken = False
-        if self.closed or self._flight is not None:
+        if self.closed or self._stopped or sum(draft.ahead for draft in self._flights) >= IN_FLIGHT_MAX:
             return
+        if self._flights and self._flights[-1].alone:
+            return  # another life may begin with it
         if self.partition.replica.trimming:
             self._wait_for_trim()
             return
         self._for_trim = None
         queue, state = self._queue(), self.partition.replica.machine.work.get(self.group)
         if self._own and (state is None or self._own[0].life != state.life or is_rare(self._own[0])):
-            own = self._own.popleft()
-            self._propose(Draft(own=own, steps=own.steps), own.life)
+            if not self._flights:
+                own = self._own.popleft()
+                self._propose(Draft(self._next_at, own=own, steps=[*own.steps], alone=True), own.life)
             return
         if queue is None or state is None or state.life != queue.life:
             self._has_not_begun(queue)
             return
         if not self._keep_up(state, queue):
             return
-        draft = Draft()
+        assert self._state is not None
+        self._turn(self._state, queue)
+
+    @property
+    def _next_at(self) -> tuple[int, int]:
+        """The epoch and index that the next entry will have."""
+        return self.epoch, self.partition.replica.last_index + 1
+
+    def _turn(self, state: WorkState, queue: Queue) -> None:
+        """Make the next entry, and propose it."""
+        draft, error = Draft(self._next_at), self.partition.why_not(Work(self.group, queue.life, ()))
         now_ms, now_us = self._now_ms(), self._delay_us()
         # What members have settled counts before what runs out or is not claimed, unless that had no room last time.
         if self._left_out:
@@ -303,25 +329,30 @@ class Gathering:
         else:
             self._unsettled.take(draft, self._holdings, now_ms)
             self._take_by_leader(draft, queue, now_ms)
+        steps = self._judge(draft, state, queue, now_us)
+        if steps and error is not None:
+            self._cannot_write(draft, error)
+            return
+        self._add(draft, steps)
+        self._note_judged(draft)
+        waited = self._asking.values()
         if self._scanned:
             if not self._ready.wake(now_us):
                 self.wake()
             if not queue.settings.paused and not self._ready.held_back:
-                self._choosing.choose(draft, queue, self._ready, self._holdings, now_ms, now_us)
-        self._judge(draft, state, queue, now_us)
-        self._add_own(draft, queue)
+                self._choosing.choose(draft, queue, self._ready, self._holdings, now_ms, now_us, error)
+        if error is None:
+            self._add_own(draft, state, queue)
+        else:
+            self._refuse_own(queue, error)
         if self._scanned:
-            draft.steps = self.bounding.bounded(draft.steps, state, queue.settings, self._ready)
-            self._were_judged(draft)
+            self._were_judged(waited)
             if self._ready.sends and isinstance(queue.settings.dead_letter, str):
                 self._on_doomed(self)
         if not self._ready.knows(self.partition.next_offset):
             self._on_rows(self, self._ready)
-        if draft.steps or draft.in_doubt:
-            self._propose(draft, state.life)
-        else:
-            self._finish(draft, None)
-            self._go_on(state)
+        self._propose(draft, state.life)
+        self._go_on(draft)
 
     def _wait_for_trim(self) -> None:
         """A trim settles records: what is judged before it is committed need not be so behind it."""
@@ -346,14 +377,13 @@ class Gathering:
             if asking.hurry:
                 self.hurry(asking)
 
-    def _were_judged(self, draft: Draft) -> None:
+    def _were_judged(self, waited: Iterable[Asking]) -> None:
         """Those who are lent nothing now wait on, unless they have waited long enough."""
-        chosen = {id(each.asking) for each in draft.lendings} | {id(asking) for asking, _ in draft.gone}
         end = self.partition.next_offset
-        for asking in self._asking.values():
+        for asking in filter(self._asking.has, waited):
             asking.end = end if asking.end < 0 else asking.end
             looked = not asking.looking and asking.end <= self._ready.of(asking.filter).looked_to(end)
-            if asking.reconciled and id(asking) not in chosen and looked:
+            if asking.reconciled and looked:
                 asking.note_judged()
                 if asking.hurry:
                     self.hurry(asking)
@@ -361,12 +391,17 @@ class Gathering:
     def _keep_up(self, state: WorkState, queue: Queue) -> bool:
         """With a new life of the group, and with its settings. Returns whether every lease is known."""
         now_ms, limit, index = self._now_ms(), queue.settings.delivery_limit, self.partition.index
-        if state is not self._state:
-            self._state, self._scanned = state, False
+        if state is not self._committed or self._state is None:
+            if self._flights:
+                return False  # another life has begun since they were proposed
+            self._committed, self._scanned = state, False
+            self._state = state = state.copy()
             self._choosing.begin(state)
             self.bounding.begin()
             self._holdings, self._ready = Holdings(state, self.epoch), ready_of(state, queue.settings, index)
-        elif not suits(self._ready, queue.settings, index):
+        state, start = self._state, self.partition.replica.machine.log_start_offset
+        state.pass_to(start)
+        if not suits(self._ready, queue.settings, index):
             self._ready, self._scanned = ready_of(state, queue.settings, index), False
         elif limit != self._ready.limit or self._ready.overgrown():
             self._scanned = False
@@ -378,11 +413,11 @@ class Gathering:
             self.wake()
         if self.has_clocks:
             self._keep_time()
-        if state.outbox:
-            self._on_outbox(self, state)
+        if self._committed is not None and self._committed.outbox:
+            self._on_outbox(self, self._committed)
         if not self.bounding.keep_up(state, queue.settings):
             self.wake()
-        self._ready.trimmed(self.partition.replica.machine.log_start_offset)
+        self._ready.trimmed(start)
         refused = self._ready.use({asking.filter for asking in self._asking.values()}, now_ms)
         for asking in self._asking.values() if refused else ():
             if asking.filter in refused:
@@ -397,16 +432,15 @@ class Gathering:
             return False
         return True
 
-    def _go_on(self, state: WorkState) -> None:
+    def _go_on(self, draft: Draft) -> None:
         """What is left for another turn, or for later."""
         unjudged = any(not asking.reconciled for asking in self._asking.values())
         queue = self._queue()
         by_itself = self._loop.time() >= self._by_itself_from and (
-            (queue is not None and self._dooms(queue))
-            or self._holdings.due(self._now_ms())
-            or (self._state is state and self._ready.drops_more)
+            (queue is not None and self._dooms(queue)) or self._holdings.due(self._now_ms()) or self._ready.drops_more
         )
-        if self._unsettled.unjudged or self._own or self._sendings or not self._scanned or unjudged or by_itself:
+        more = self._unsettled.unjudged or self._own or self._sendings or not self._scanned or unjudged or by_itself
+        if more or draft.steps:  # what was settled may let others be settled, or lent
             self.wake()
         if self._due is not None:
             self._due.cancel()
@@ -472,28 +506,42 @@ class Gathering:
 
     # -- what is written, and what became of it
 
-    def _judge(self, draft: Draft, state: WorkState, queue: Queue, now_us: int) -> None:
+    def _judge(self, draft: Draft, state: WorkState, queue: Queue, now_us: int) -> tuple[Step, ...]:
+        """What is to be written for those who settle, and for the dead letters."""
         facts = self.epoch, self.partition.next_offset, now_us, self._next_n, backoff_of(queue.settings)
         setting = Setting(*facts, queue.settings.delivery_limit, self._ready.order)
         while self._sendings and self._sendings[0].life != state.life:
             self._sendings.popleft().lost()
         dead = [each.send for each in self._sendings if each.life == state.life]
-        lends = [Lend(each.asking.member, each.choice.ranges, each.asking.accept) for each in draft.lendings]
-        gathered = gather(state, draft.settles, lends, setting, dead)
+        gathered = gather(state, draft.settles, setting, dead)
         draft.sendings = [(self._sendings.popleft(), answer) for answer in gathered.sent]
         judged = len(gathered.settled)
         self._unsettled.judged(draft, gathered.settled)
         self._left_out = None in draft.settlers[judged:]
         reconciled, draft.reconciled = draft.reconciled, []
         draft.reconciled += [(asking, complete and until <= judged, until) for asking, complete, until in reconciled]
-        for lending in draft.lendings[len(gathered.lent) :]:
-            self._ready.put_back(lending.choice.runs)
-        del draft.lendings[len(gathered.lent) :]
-        for lending, lent in zip(draft.lendings, gathered.lent, strict=True):
-            lending.lent = lent
-            lending.asking.in_flight = bool(lent.lent)
-        draft.steps = gathered.steps
         self._next_n += sum(isinstance(step, Send) for step in gathered.steps)
+        return gathered.steps
+
+    def _add(self, draft: Draft, steps: Sequence[Step]) -> None:
+        """These are in the leader's own view from now on."""
+        if steps:
+            assert self._state is not None
+            draft.add(steps, self._state, self.partition.next_offset)
+            self._note(steps)
+
+    def _note(self, steps: Sequence[Step]) -> None:
+        self._ready.written(steps, self._now_ms())
+        self.bounding.written(steps)
+
+    def _note_judged(self, draft: Draft) -> None:
+        """Whose leases have gone back is lent something by the same entry, behind that."""
+        for asking, complete, _ in draft.reconciled:
+            asking.reconciled = complete
+            self._holdings.members.seen(asking.member, asking.key)
+        for asking, _ in draft.gone:
+            self._asking.leave(asking)
+            asking.in_flight = True
 
     def _dooms(self, queue: Queue) -> bool:
         """Whether this leader is to write now what becomes of doomed records. Those that go to a topic are not its own
@@ -501,105 +549,116 @@ class Gathering:
         sent = not isinstance(queue.settings.dead_letter, DeadLetter)
         return self._scanned and self._ready.dooms and not sent and self._loop.time() >= self._by_itself_from
 
-    def _add_own(self, draft: Draft, queue: Queue) -> None:
-        """Behind them what the leader wants by itself, as far as it fits."""
+    def _add_own(self, draft: Draft, state: WorkState, queue: Queue) -> None:
+        """Behind what was lent, what the leader wants by itself, as far as it fits."""
         dead_letter = queue.settings.dead_letter
         if self._loop.time() >= self._by_itself_from:
-            draft.steps = self._ready.with_drops(draft.steps)
-        if self._dooms(queue) and isinstance(dead_letter, DeadLetter):
+            self._add(draft, self._ready.with_drops(tuple(draft.steps))[len(draft.steps) :])
+        if draft.lends and self._dooms(queue) and isinstance(dead_letter, DeadLetter):
             doomed = self._ready.take_doomed(DOOMED_AT_ONCE)
-            steps = (*draft.steps, *dead_letters(doomed, dead_letter))
-            if why_not_one_entry(steps):
-                self._ready.doomed_again(doomed)
+            steps = dead_letters(doomed, dead_letter)
+            if draft.has_room(steps):
+                self._add(draft, steps)
             else:
-                draft.steps, draft.doomed = steps, doomed
+                self._ready.doomed_again(doomed)
         if self._own:
-            steps = (*draft.steps, *self._own[0].steps)
-            if not draft.steps or not why_not_one_entry(steps):
-                draft.own, draft.steps = self._own.popleft(), steps
+            own = self._own[0]
+            if why := why_not_one_entry(own.steps):
+                self._own.popleft().done(InvalidRequest(f"the steps are not written: {why}"))
+            elif not draft.steps or draft.has_room(own.steps):
+                draft.own = self._own.popleft()
+                self._add(draft, own.steps)
+        if self._scanned:
+            drop = self.bounding.bounded(state, queue.settings, self._ready)
+            if drop is not None and draft.has_room([drop]):
+                self._add(draft, [drop])
+
+    # -- what cannot be written for now
+
+    def _cannot_write(self, draft: Draft, error: TritonMQError) -> None:
+        """Nothing of it is done: who asked for it is told."""
+        draft.result = Refused(error)
+        for asking, _, _ in draft.reconciled:
+            self._asking.leave(asking)
+            asking.refuse(error)
+        for asking, _ in draft.gone:
+            self._asking.leave(asking)
+        self._finish(draft)
+        self._try_later()
+        self.wake()
+
+    def _refuse_own(self, queue: Queue, error: TritonMQError) -> None:
+        if self._own:
+            self._own.popleft().done(error)
+        if self._dooms(queue) or self._ready.drops_more:
+            self._try_later()
+
+    def _try_later(self) -> None:
+        """What this leader wants to write by itself waits for a while."""
+        if self._loop.time() >= self._by_itself_from:
+            self._by_itself_from = self._loop.time() + AGAIN_S
+            self._loop.call_later(AGAIN_S, self.wake)
+
+    # -- on their way
 
     def _propose(self, draft: Draft, life: int) -> None:
-        self._flight = draft
-        work = Work(self.group, life, draft.steps)
-        # It has no deadline: it is on its way until it is committed or the leadership is over. Requests have theirs.
-        self.partition.propose(work, lambda result: self._replied(draft, result), math.inf)
+        self._flights.append(draft)
+        if draft.steps or draft.in_doubt:
+            # It has no deadline: it is on its way until it is committed or the leadership is over. Requests have one.
+            work = Work(self.group, life, tuple(draft.steps))
+            self.partition.propose(work, lambda result: self._replied(draft, result), math.inf)
+        else:
+            draft.result = DONE
+            self._land()
 
     def _replied(self, draft: Draft, result: Result) -> None:
-        self._flight = None
-        if isinstance(result, Refused):
-            self._by_itself_from = self._loop.time() + AGAIN_S
-            if not self.closed:
-                self._loop.call_later(AGAIN_S, self.wake)
-            self._finish(draft, result.error)
-        else:
-            assert isinstance(result, Done)
-            self._finish(draft, None, result.index)
-        if not self.closed:
-            if self._state is not None:
-                self._go_on(self._state)
-            self.wake()
+        draft.result = result
+        assert not isinstance(result, Done) or not draft.ahead or result.index == draft.at[1], "it has another place"
+        self._stopped = self._stopped or (draft.ahead and draft.error is not None)
+        self._land()
+        self.wake()
 
-    def _finish(self, draft: Draft, error: TritonMQError | None, index: int = 0) -> None:
+    def _land(self) -> None:
+        """Those who wait for the first drafts are told, as far as it is known what became of them."""
+        while self._flights and self._flights[0].result is not None:
+            first = self._flights.popleft()
+            if first.ahead and first.error is not None and self._refused is None:
+                self._refused = first.error
+                self._loop.call_soon(self._on_refused, self, first.error)
+            self._finish(first)
+
+    def _finish(self, draft: Draft) -> None:
         """Tell everybody."""
-        if self._state is not None and not self.closed:
-            if error is None:
-                self._note_written(draft)
-            else:
-                self._note_refused(draft, error)
+        error = draft.error or self._refused
         for settling, number, answer in draft.answers:
             settling.answer(number, answer if error is None else Answer(error=error))
         tell_sendings(draft, error)
         if draft.own is not None:
             draft.own.done(error)
         for asking, gone in draft.gone:
-            self._asking.leave(asking)
             if error is None:
                 asking.answer(Lent(gone=gone))
             else:
                 asking.refuse(error)
         for lending in draft.lendings:
-            lending.asking.in_flight = False
-            refused = error or lending.lent.error
-            if refused is not None:
-                self._asking.leave(lending.asking)
-                lending.asking.refuse(refused)
-            elif lending.lent.lent:
-                self._lent(lending, LeaseId(self.epoch, index, lending.lent.step))
-            else:  # what was chosen was settled by the same entry
-                self.wake()
+            if error is None:
+                self._lent(lending)
+            else:
+                lending.asking.refuse(error)
 
-    def _note_written(self, draft: Draft) -> None:
-        self._ready.written(draft.steps, self._now_ms())
-        self.bounding.written(draft.steps)
-        for asking, complete, _ in draft.reconciled:
-            asking.reconciled = complete
-            self._holdings.members.seen(asking.member, asking.key)
-
-    def _note_refused(self, draft: Draft, error: TritonMQError) -> None:
-        self._ready.doomed_again(draft.doomed)
-        for lending in reversed(draft.lendings):
-            self._ready.put_back(lending.choice.runs)
-        for asking, _, _ in draft.reconciled:
-            self._asking.leave(asking)
-            asking.refuse(error)
-
-    def _lent(self, lending: Lending, lease: LeaseId) -> None:
-        """The entry is committed: what of it was lent, for what the log lost meanwhile was not."""
-        asking, state, queue = lending.asking, self._state, self._queue()
-        self._asking.leave(asking)
-        assert state is not None
-        lease_ms = asking.lease_ms or (queue.settings.lease_ms if queue is not None else INHERITED_LEASE_MS_MIN)
-        runs = runs_of(lending, lease, self._holdings, self.partition.replica.machine.log_start_offset)
+    def _lent(self, lending: Lending) -> None:
+        """The entry is committed. What goes back by one that is on its way is not told any more."""
+        asking, lease, runs = lending.asking, lending.lease, lending.choice.runs
+        if not asking.accept:
+            runs = [(a, b, mark) for first, end, mark in runs for a, b in self._holdings.of(lease, ((first, end),))]
+            self._holdings.begin(lease, self._now_ms())
+            self._keep_time()
         if not runs:
             asking.answer(Lent())
             return
         self._asking.lent(asking, sum(b - a for a, b, _ in runs))
-        if not asking.accept:
-            self._holdings.lent(lease, asking.member, ((a, b) for a, b, _ in runs), lease_ms, self._now_ms())
-            self._keep_time()
-        told = told_of(runs)
         wish = self._choosing.wish(asking, 1, self._now_ms(), alone=False)
         end, of = self._ready.upto(self.partition.next_offset), self._ready.of(asking.filter)
         ready = not self.closed and bool(of.is_ready(wish, self._delay_us(), end))
-        order, order_by = self._ready.ordered
-        asking.answer(Lent(lease, told, lease_ms, ready, (), order, order_by, lending.choice.bytes))
+        told, of_order = told_of(runs), self._ready.ordered
+        asking.answer(Lent(lease, told, lending.lease_ms, ready, (), *of_order, lending.choice.bytes))

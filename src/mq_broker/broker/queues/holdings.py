@@ -59,11 +59,15 @@ class Holdings:
                 self.members.lent(held.member, lease)
         return not self._inherited
 
-    def lent(self, lease: LeaseId, member: str, ranges: Iterable[Range], lease_ms: int, now_ms: int) -> None:
-        """This leader has lent them."""
-        self._clocks.start(lease, ranges, lease_ms, _begun(now_ms))
+    def lent(self, lease: LeaseId, member: str, ranges: Iterable[Range], lease_ms: int) -> None:
+        """An entry is on its way that lends them."""
+        self._clocks.know(lease, ranges, lease_ms)
         self.members.lent(member, lease)
         self._clocks.prune(self._state.leases)
+
+    def begin(self, lease: LeaseId, now_ms: int) -> None:
+        """It is committed: the member has the whole time of the lease from now on."""
+        self._clocks.begin(lease, _begun(now_ms))
 
     def slept(self, now_ms: int) -> None:
         """This leader stood still, so that nobody could extend anything."""
@@ -121,8 +125,8 @@ class Holdings:
     def _given_back(
         self, member: str, held: Mapping[LeaseId, Ranges], charge: int, why: str, most: int
     ) -> tuple[list[Settle], bool]:
-        """What a member has, but what is `held` (no ranges: all of the lease). So many records, the first ones, are
-        charged."""
+        """What a member has, but what is `held` (no ranges: all of the lease), what is on its way to it too. So many
+        records, the first ones that it can have had, are charged."""
         settles: list[Settle] = []
         count = 0
         for lease in sorted(lease for lease in self.members.leases(member) if held.get(lease) != ()):
@@ -132,7 +136,8 @@ class Holdings:
             left: list[Range] = []
             known = self._clocks.ranges(lease)
             for first, end in self.of(lease, without(known, held[lease]) if lease in held else known):
-                until, taken = first_unsettled(self._state, first, end, charge)
+                some = charge if self._clocks.has_begun(lease) else 0
+                until, taken = first_unsettled(self._state, first, end, some)
                 charged += [(first, until)] if taken else []
                 charge -= taken
                 left += [(until, end)] if self._state.settled.missing_count(until, end) else []

@@ -39,7 +39,7 @@ class Kept:
         return self._total + self._index.bytes_between(self._fresh, self._index.log_end_offset)
 
     def written(self, steps: Iterable[Step]) -> None:
-        """They are committed."""
+        """They are in the state from now on."""
         for step in steps:
             for first, end in ranges_of(step):
                 self._settled_to = max(self._settled_to, min(end, self._index.log_end_offset))

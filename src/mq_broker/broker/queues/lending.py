@@ -212,7 +212,7 @@ class Ready:
         return self.limit >= 2 and mark is not None and mark.failures == self.limit - 1
 
     def written(self, steps: Collection[Step], now_ms: int) -> None:
-        """They are committed. `now_ms`: of the monotonic clock."""
+        """They are in the state from now on. `now_ms`: of the monotonic clock."""
         self._note_dropped(steps)
         for step in steps:
             if isinstance(step, Return | Reject | Reset):
@@ -273,9 +273,6 @@ class Ready:
         """The one member that is lent records, "" if there is none yet; None if any may be."""
         return None
 
-    def chose(self, runs: list[Run]) -> None:
-        """This turn lends these to somebody."""
-
     def looked_to(self, end: int) -> int:
         """Up to there everything that may be lent could have been, of a log that ends at `end`."""
         if self.expiring is not None:
@@ -315,14 +312,6 @@ class Ready:
                 self.begin()
                 return
             self._sort(first, end, mark)
-
-    def put_back(self, runs: list[Run]) -> None:
-        """They were chosen, and were not lent."""
-        for first, end, mark in reversed(runs):
-            if mark is None and end == self._fresh:
-                self._fresh = first
-            else:
-                self._sort(first, end, mark)
 
     def overgrown(self) -> bool:
         """Whether most of what is kept here is out of date, as after many late acknowledgements: `begin` again."""
@@ -411,8 +400,8 @@ class Ready:
 
     def choose(self, wish: Wish, now_us: int, end: int, fits: Fits) -> Choice:
         """The ready records with the lowest offsets, as far as the wish goes; before them one that must be lent alone,
-        if the member may have it. They are not chosen again unless they are put back. `end`: of the log. Fresh records
-        above the state's bounds are not chosen."""
+        if the member may have it. They are to be lent at once: they are not chosen again. `end`: of the log. Fresh
+        records above the state's bounds are not chosen."""
         choice = Choice(wish, now_us, fits)
         lone = self._first_alone(now_us) if wish.alone and wish.records_max else None
         if lone is not None:

@@ -6,7 +6,7 @@ for one record, so a group may have one batch more than its bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,10 +14,9 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.kept import Kept
 from mq_broker.core.messages import Room
-from mq_broker.core.work.ranges import Range, joined
-from mq_broker.core.work.run_map import RunMap
+from mq_broker.core.work.ranges import Range
 from mq_broker.core.work.state import Mark, WorkState
-from mq_broker.core.work.steps import Accept, Drop, Lease, Reason, Send, Step, why_not_one_entry
+from mq_broker.core.work.steps import Drop, Reason
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.queue_settings import Overflow, QueueSettings
 
@@ -52,28 +51,19 @@ def room(declared: Declared, kept_of: Callable[[Partition, str], Kept | None], p
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """What a group keeps beyond its bounds once the steps of an entry are committed: so many records, so many bytes.
-    `gone`: what those steps lend or settle."""
+    """What a group keeps beyond its bounds: so many records, so many bytes."""
 
     records: int
     bytes: int
-    gone: RunMap[bool]
 
 
-def excess_of(
-    state: WorkState, settings: QueueSettings, end: int, steps: Sequence[Step], kept: Kept | None, index: OffsetIndex
-) -> Excess | None:
+def excess_of(state: WorkState, settings: QueueSettings, end: int, kept: Kept | None) -> Excess | None:
     """None if it is not too much. `end`: of the log. `kept`: of a group that has a bound of bytes."""
     records = state.unlent(end) - settings.length_max if settings.length_max else 0
     size = kept.bytes() - settings.bytes_max if settings.bytes_max and kept is not None else 0
     if settings.overflow is not Overflow.DROP_HEAD or (records <= 0 and size <= 0):
         return None
-    gone = RunMap((first, until, True) for first, until in joined(_taken(steps)))
-    for first, until, _ in gone:
-        for low, high, _ in state.unleased(first, until):
-            records -= high - low
-            size -= index.bytes_between(low, high) if size > 0 else 0
-    return Excess(records, size, gone) if records > 0 or size > 0 else None
+    return Excess(records, size)
 
 
 def drop_of(state: WorkState, index: OffsetIndex, end: int, excess: Excess) -> Drop:
@@ -89,33 +79,20 @@ def surplus_of(state: WorkState, index: OffsetIndex, end: int, excess: Excess, l
     return [(first, until) for first, until, mark in runs if mark is None or not mark.doomed(limit)]
 
 
-def with_drop(steps: tuple[Step, ...], drop: Drop) -> tuple[Step, ...]:
-    """Behind the others, if the entry has room for it."""
-    return steps if why_not_one_entry((*steps, drop)) else (*steps, drop)
-
-
-def _taken(steps: Iterable[Step]) -> Iterator[Range]:
-    """What these steps settle or lend."""
-    return (each for step in steps if isinstance(step, Lease | Accept | Drop | Send) for each in step.ranges)
-
-
 def _oldest(
     state: WorkState, index: OffsetIndex, end: int, excess: Excess, *, parked: bool = True
 ) -> Iterator[tuple[int, int, Mark | None]]:
-    """As many of the records that nobody has as are too many, the first ones, without what is gone."""
+    """As many of the records that nobody has as are too many, the first ones."""
     records, size = excess.records, excess.bytes
     for first, until, mark in state.unleased(state.base, end):
         if mark is not None and mark.parked and not parked:
             continue
-        for low, high, is_gone in excess.gone.pieces(((first, until),)):
-            if is_gone:
-                continue
-            cut = min(high, max(low + records, _after_bytes(index, low, high, size)))
-            yield low, cut, mark
-            records -= cut - low
-            size -= index.bytes_between(low, cut) if size > 0 else 0
-            if records <= 0 and size <= 0:
-                return
+        cut = min(until, max(first + records, _after_bytes(index, first, until, size)))
+        yield first, cut, mark
+        records -= cut - first
+        size -= index.bytes_between(first, cut) if size > 0 else 0
+        if records <= 0 and size <= 0:
+            return
 
 
 def _after_bytes(index: OffsetIndex, first: int, end: int, size: int) -> int:

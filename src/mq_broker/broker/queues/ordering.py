@@ -54,7 +54,6 @@ class Single(Ready):
         self.order = OneKey(state)
         self._active = ""
         self._seen_ms = 0  # when the active member asked last, or had something settled
-        self._chosen = False  # something was, and is not written yet
         self._denied = False
 
     def _sort(self, first: int, end: int, mark: Mark | None) -> None:
@@ -69,7 +68,6 @@ class Single(Ready):
         return done
 
     def written(self, steps: Collection[Step], now_ms: int) -> None:
-        self._chosen = False
         for step in steps:
             if isinstance(step, Lease):
                 self._active = step.member
@@ -81,10 +79,8 @@ class Single(Ready):
     def active(self) -> str | None:
         return self._active
 
-    def put_back(self, runs: list[Run]) -> None:
-        self._chosen = False
-
-    _undo = put_back
+    def _undo(self, runs: list[Run]) -> None:
+        """Choosing takes nothing."""
 
     def again_ms(self, now_ms: int) -> int | None:
         denied, self._denied = self._denied, False
@@ -114,7 +110,7 @@ class Single(Ready):
 
     def choose(self, wish: Wish, now_us: int, end: int, fits: Fits) -> Choice:
         choice = Choice(wish, now_us, fits)
-        if self._chosen or not wish.records_max or not self._may(wish):
+        if not wish.records_max or not self._may(wish):
             return choice
         for first, until, mark in self._state.unleased(self._state.base, self._end(end)):
             known = mark or NO_MARK
@@ -127,7 +123,6 @@ class Single(Ready):
             choice.take(first, until, mark)
             if choice.over:
                 break
-        self._chosen = bool(choice.runs)
         return choice
 
     def blocked_by(self, now_us: int) -> int | None:
@@ -309,7 +304,7 @@ class ByKey(Ready):
         self._queue(chain)
 
     def _anew(self, key: int) -> None:
-        """Leases of this key have ended, or were not made."""
+        """Leases of this key have ended."""
         chain = self._chains.get(key)
         if chain is not None:
             chain.at, chain.holder, chain.queued = chain.start, None, None
@@ -346,20 +341,6 @@ class ByKey(Ready):
             return
         super().came_back(tuple((first, min(end, self._fresh)) for first, end in ranges if first < self._fresh))
         for key in {key for _, key in self.index.of(ranges)}:
-            self._anew(key)
-
-    def put_back(self, runs: list[Run]) -> None:
-        keys: set[int] = set()
-        for first, end, mark in runs:
-            at = first
-            for offset, key in self.index.of(((first, end),)):
-                if at < offset:
-                    self._sort(at, offset, mark)
-                at = offset + 1
-                keys.add(key)
-            if at < end:
-                self._sort(at, end, mark)
-        for key in keys:
             self._anew(key)
 
     def overgrown(self) -> bool:

@@ -93,12 +93,16 @@ class Asking:
         self.filter = filter_text
         self.has_room = bool(records_max) or watches
         self.reconciled = False  # its other leases have gone back
-        self.in_flight = False  # an entry that lends to it is on its way
+        self.in_flight = False  # its answer waits for an entry on its way; it does not wait to be lent anything more
         self.judged = False  # once, at least
         self.hurry = False  # it does not wait any more
         self.end = -1  # of the log, when it was first looked at
         self.looking = False  # there is more to look at for it, in another turn
         self.answered: asyncio.Future[Lent] = asyncio.get_running_loop().create_future()
+
+    def note_chosen(self, records: int, size: int) -> None:
+        """An entry is on its way that lends it so many records and bytes: it is answered once that is committed."""
+        self.in_flight = True
 
     def note_judged(self) -> None:
         """It was looked for what it may be lent, and there is nothing for now."""

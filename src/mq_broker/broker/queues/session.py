@@ -111,6 +111,10 @@ class Standing(Asking):
         self.reconciled = session.compared and not held
         self.returns = not session.compared
 
+    def note_chosen(self, records: int, size: int) -> None:
+        super().note_chosen(records, size)
+        self._session.chosen(self, records, size)
+
     def note_judged(self) -> None:
         super().note_judged()
         if self.records_max:
@@ -153,8 +157,9 @@ class Session:
     """Owns its credit, and what is to be told. `news`: called with what it weighs when there is more. What is lent is
     pushed by this session or by none: what comes for it once it is over goes back when its member comes again.
 
-    `records`, `bytes`: that it may be lent in all, and `lent`, `lent_bytes`: that it was. `claims`: what the member
-    says that it has, until that was `compared`; later, leases that it wants to be compared.
+    `records`, `bytes`: that it may be lent in all, and `lent`, `lent_bytes`: that it was, what is on its way (`coming`)
+    among it. `claims`: what the member says that it has, until that was `compared`; later, leases that it wants to be
+    compared.
     """
 
     def __init__(
@@ -185,6 +190,7 @@ class Session:
         self.compared = False
         self._records = self._bytes = self._lent = self._lent_bytes = 0
         self._standing: Standing | None = None
+        self._coming: dict[Standing, tuple[int, int]] = {}  # with how many records and bytes were chosen for it
         self._told_ready: bool | None = None
         self._told_active: bool | None = None
         self._echo: int | None = None
@@ -236,10 +242,8 @@ class Session:
         if credit.recall:
             self._echo = credit.records
         self._records, self._bytes, self.watches = credit.records, credit.bytes, credit.watch
-        standing = self._standing
-        if standing is None or not standing.in_flight:
-            self._tell_credit()
-            self._ask()
+        self._tell_credit()
+        self._ask()
 
     def check(self, leases: Iterable[LeaseId]) -> None:
         """Which of these are the member's still is compared with the next entry."""
@@ -294,6 +298,7 @@ class Session:
             self._gathering.withdraw(spoken)
             self._load.settles -= left
         self._spoken.clear()
+        self._coming.clear()
 
     # ------------------------------------------------------------------ what the leader says
 
@@ -317,11 +322,25 @@ class Session:
         self._tell_ready(False)
         self._tell_active()
 
-    def answered(self, standing: Standing, lent: Lent) -> None:
-        if self.over or standing is not self._standing:
-            return  # it is over: its member says what it has when it comes again
+    def chosen(self, standing: Standing, records: int, size: int) -> None:
+        """An entry is on its way that lends it so much. What else it wants it asks for now."""
+        self._coming[standing] = records, size
+        self._lent += records
+        self._lent_bytes += size
         self._standing = None
         self._note_compared(standing)
+        self._ask()
+
+    def answered(self, standing: Standing, lent: Lent) -> None:
+        coming = self._coming.pop(standing, None)
+        if self.over or (coming is None and standing is not self._standing):
+            return  # it is over: its member says what it has when it comes again
+        if coming is not None:
+            self._lent -= coming[0]
+            self._lent_bytes -= coming[1]
+        else:
+            self._standing = None
+            self._note_compared(standing)
         if lent.gone:
             self._tell(Gone(lent.gone))
             self._claims = {lease: held for lease, held in self._claims.items() if lease not in lent.gone}
@@ -337,8 +356,7 @@ class Session:
         self._ask()
 
     def refused(self, standing: Standing, error: TritonMQError) -> None:
-        if not self.over and standing is self._standing:
-            self._standing = None
+        if not self.over and (standing is self._standing or standing in self._coming):
             self.end(error)
 
     def end(self, error: TritonMQError) -> None:
@@ -360,7 +378,7 @@ class Session:
 
     def _tell_credit(self) -> None:
         """What was taken back is not lent any more."""
-        if self._echo is not None:
+        if self._echo is not None and not self._coming:
             self._tell(CreditHolds(self._echo))
             self._echo = None
 
@@ -374,7 +392,8 @@ class Session:
         size = self._bytes - self._lent_bytes if self._bytes else 0
         if (self._bytes and size <= 0) or self._unread > UNREAD_MAX:
             records = size = 0
-        wants = bool(records) or (self.watches and not self._told_ready) or bool(self._claims) or not self.compared
+        watches = self.watches and not self._told_ready and not self._coming
+        wants = bool(records) or watches or bool(self._claims) or not self.compared
         standing = self._standing
         if standing is not None and standing.in_flight:
             return

@@ -10,11 +10,10 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from mq_broker.broker.queues.by_level import ByLevel
-from mq_broker.broker.queues.lending import LOOKED_AT_MAX, Choice, Fits, Ready, Run, Wish
+from mq_broker.broker.queues.lending import LOOKED_AT_MAX, Choice, Fits, Ready, Wish
 from mq_broker.broker.queues.sieve import Wanting
 from mq_broker.core.work.offset_set import OffsetSet
-from mq_broker.core.work.ranges import Range, Ranges, joined
-from mq_broker.core.work.run_map import RunMap
+from mq_broker.core.work.ranges import Range, Ranges
 from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.core.work.steps import Reject, Reset, Return, Step
 from mq_broker.storage.offset_index import OffsetIndex
@@ -104,9 +103,6 @@ class Sifted(Ready):
         self._scanned = self._scan_end = self._fresh = self.mask.looked_to = self._state.base
         self._heard = self._of.came_back_end
 
-    def put_back(self, runs: list[Run]) -> None:
-        super().put_back([(first, min(end, self._fresh), mark) for first, end, mark in runs if first < self._fresh])
-
     def came_back(self, ranges: Ranges) -> None:
         fresh = self._fresh
         super().came_back(tuple((first, min(end, fresh)) for first, end in ranges if first < fresh))
@@ -156,7 +152,7 @@ class Sifted(Ready):
         return super()._choose_of((first, until), choice)
 
     def _fit(self, first: int, end: int) -> Iterator[Range]:
-        return self._of.not_chosen(self.mask.fit(super()._fit(first, end)))
+        return self.mask.fit(super()._fit(first, end))
 
 
 class Unordered(Ready):
@@ -170,7 +166,6 @@ class Unordered(Ready):
         self._sifted: dict[str, Sifted] = {}
         self._used: dict[str, int] = {}  # when somebody asked with it last
         self._present: Collection[str] = ()
-        self._chosen: RunMap[bool] = RunMap()
         self._came_back: list[Range] = []
         self._gone = 0  # of the ranges that came back, those that are not kept here any more
 
@@ -182,7 +177,6 @@ class Unordered(Ready):
 
     def use(self, texts: Collection[str], now_ms: int) -> dict[str, TritonMQError]:
         self._present = [text for text in texts if text]
-        self._chosen = RunMap()
         refused: dict[str, TritonMQError] = {}
         for text in self._present:
             if text not in self._sifted and len(self._sifted) >= FILTERS_MAX:
@@ -218,25 +212,9 @@ class Unordered(Ready):
         at = heard - self._gone
         return tuple(self._came_back[at : at + most]) if at >= 0 else None
 
-    # ------------------------------------------------------------------ what one turn has chosen
-
-    def chose(self, runs: list[Run]) -> None:
-        if self._sifted:
-            self._chosen.assign([(first, end, True) for first, end in joined((a, b) for a, b, _ in runs)])
-
-    def not_chosen(self, ranges: Iterator[Range]) -> Iterator[Range]:
-        """What of these nobody is about to be lent."""
-        if not len(self._chosen):
-            return ranges
-        return ((first, end) for first, end, chosen in self._chosen.pieces(ranges) if chosen is None)
-
-    def _fit(self, first: int, end: int) -> Iterator[Range]:
-        return self.not_chosen(super()._fit(first, end))
-
     # ------------------------------------------------------------------ what has changed
 
     def written(self, steps: Collection[Step], now_ms: int) -> None:
-        self._chosen = RunMap()
         super().written(steps, now_ms)
         for step in steps if self._sifted else ():
             if isinstance(step, Return | Reject | Reset):
@@ -246,12 +224,6 @@ class Unordered(Ready):
             cut += CAME_BACK_MAX // 2
             del self._came_back[:cut]
             self._gone += cut
-
-    def put_back(self, runs: list[Run]) -> None:
-        super().put_back(runs)
-        self._chosen = RunMap()
-        for each in self._sifted.values():
-            each.put_back(runs)
 
 
 class ByLevelAndFilter(Unordered, ByLevel):

@@ -65,6 +65,10 @@ class Waiting:
         """Everybody who waits."""
         return list(self._asking.values())
 
+    def has(self, asking: Asking) -> bool:
+        """Whether this request waits still."""
+        return self._asking.get(asking.member) is asking
+
     def put(self, asking: Asking, queue: Queue | None) -> Asking | None:
         """It waits from now on. `queue`: the group's declaration. The request of the same member whose place it
         takes."""
@@ -81,7 +85,7 @@ class Waiting:
 
     def leave(self, asking: Asking) -> bool:
         """It has its answer, or is about to. Whether it had waited."""
-        if self._asking.get(asking.member) is not asking:
+        if not self.has(asking):
             return False
         del self._asking[asking.member]
         known = self._known.get(asking.member)
@@ -108,8 +112,8 @@ class Waiting:
         """So many of what it asked for. Who was lent less has room for more."""
         self.heard_of(asking.member)
         known = self._known.get(asking.member)
-        if known is not None and records >= asking.records_max:
-            known.asks_until_ms = 0
+        if known is not None:
+            known.asks_until_ms = 0 if records >= asking.records_max else self._now_ms() + BETWEEN_MS
 
     def heard_of(self, member: str) -> None:
         """It settles or extends something."""

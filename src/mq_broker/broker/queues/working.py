@@ -18,14 +18,14 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.queues.by_settings import goes_by_itself
 from mq_broker.broker.queues.declared import Declared
-from mq_broker.broker.queues.gathering import Gathering
+from mq_broker.broker.queues.gathering import AGAIN_S, Gathering
 from mq_broker.broker.queues.kept import Kept
 from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.requests import Asking, Item, Lent, OwnSteps, Settling
 from mq_broker.core.work.settling import Answer
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Step
-from mq_protocol.errors import OutcomeUnknown, Overloaded
+from mq_protocol.errors import OutcomeUnknown, Overloaded, TritonMQError
 
 BEAT_S: Final = 0.25
 """How often leases are looked at that may have run out."""
@@ -211,8 +211,20 @@ class Working:
                 self._on_outbox,
                 self._on_doomed,
                 self._on_rows,
+                self._refused,
             )
         return known
+
+    def _refused(self, gathering: Gathering, error: TritonMQError) -> None:
+        """An entry of the group was, though this broker may lead still: its disk is full. What others rest on it is
+        over, too. The group begins anew, as with a new leader."""
+        partition, group = gathering.partition, gathering.group
+        self._look(partition)
+        led = self._groups.get(partition)
+        if led is not None and led.groups.get(group) is gathering:
+            del led.groups[group]
+            gathering.close(error)
+            self._loop.call_later(AGAIN_S, self._take_up, partition)
 
     def _led(self, partition: Partition) -> _Led:
         """What is known of a partition that is served here."""

@@ -173,15 +173,12 @@ def not_cursors_owner(group: str) -> PermissionDenied:
 
 
 def _judge_work(work: Work, machine: PartitionMachine, overlay: Overlay) -> Verdict:
-    """One entry of a group at a time, and none behind a trim, which settles records: what its steps do was worked out
-    on the applied state. Behind another one they might do something else than what those who asked are told. One
-    without steps is never written: it is answered once this leader knows that it led when it was asked."""
+    """None behind a trim, which settles records: its steps were worked out without that, and might do something else
+    than what those who asked are told. Entries of a group follow each other: each was worked out on what the ones
+    before it leave. One without steps is never written: it is answered once this leader knows that it led when it was
+    asked."""
     if not work.steps:
         return Answer(Done(0, duplicate=True), of_absence=True)
-    if overlay.work_index(work.group) is not None:
-        return _refuse(
-            OutOfOrder(f"another entry of queue group {work.group!r} is on its way: gather again once it is committed")
-        )
     if overlay.trims:
         return _refuse(
             OutOfOrder(

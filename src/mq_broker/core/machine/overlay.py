@@ -36,7 +36,6 @@ class Overlay:
         self._uuids: dict[bytes, int] = {}
         self._keys: dict[TransactionKey, int] = {}
         self._fences: dict[TransactionKey, int] = {}
-        self._work: dict[str, int] = {}
         self._cursors: dict[str, tuple[int, str | None]] = {}
         self.scheduled = 0  # batches that are on their way to wait until they are due
         self.appended = 0  # records that are on their way
@@ -52,8 +51,6 @@ class Overlay:
             self._keys[key] = entry.index
         if isinstance(entry.operation, Fence):
             self._fences[entry.operation.key] = entry.index
-        if isinstance(entry.operation, Work):
-            self._work[entry.operation.group] = entry.index
         if isinstance(entry.operation, DeleteGroup):
             self._cursors[entry.operation.group] = entry.index, None
         if isinstance(entry.operation, MoveCursor) and entry.operation.kind == SPARK:
@@ -74,8 +71,6 @@ class Overlay:
             for known in (self._keys, self._fences):
                 if known.get(key) == entry.index:
                     del known[key]
-        if isinstance(entry.operation, Work) and self._work.get(entry.operation.group) == entry.index:
-            del self._work[entry.operation.group]
         if isinstance(entry.operation, MoveCursor | DeleteGroup):
             index, _ = self._cursors.get(entry.operation.group, (0, None))
             if index == entry.index:
@@ -95,10 +90,6 @@ class Overlay:
 
     def fence_index(self, key: TransactionKey) -> int | None:
         return self._fences.get(key)
-
-    def work_index(self, group: str) -> int | None:
-        """Where the entry of a queue group is that is on its way."""
-        return self._work.get(group)
 
     def cursor_index(self, move: MoveCursor) -> int | None:
         """Where the last entry is that may give the query's cursor to another owner. What consumers move is nobody's:

@@ -106,10 +106,8 @@ class Leader:
     def propose(self, request: Propose, *, confirmed: bool = False) -> None:
         """`confirmed`: every member was heard of, as a follower of this leader, since it was asked."""
         shared = self._shared
-        if self.standing_back.waiting or self.standing_back.resigning:
-            self._refuse(
-                request, NotLeader("this broker is handing leadership over: ask again in a moment", 0, shared.epoch)
-            )
+        if (error := self._resigns()) is not None:
+            self._refuse(request, error)
             return
         if not self.ready and request.uuid == NO_UUID:
             self._defer(self.epoch_start, request)  # judged by what is committed, once that is known
@@ -123,7 +121,7 @@ class Leader:
             case WaitFor(index):
                 self._defer(index, request)
             case Admit(operation):
-                error = self._unavailable(request)
+                error = self._unavailable(request.wait)
                 if error is not None:
                     self._refuse(request, error)
                     return
@@ -177,9 +175,21 @@ class Leader:
         for request in self._take_deferred(index):
             self.propose(request)
 
-    def _unavailable(self, request: Propose) -> TritonMQError | None:
+    def why_not(self) -> TritonMQError | None:
+        """What any operation would be refused with now that waits for its commit and that nothing else is known
+        against; None if it would be written at once."""
+        if not self.ready:
+            return NotLeader("this broker is taking up the leadership: ask again in a moment", 0, self._shared.epoch)
+        return self._resigns() or self._unavailable(Wait.COMMITTED)
+
+    def _resigns(self) -> TritonMQError | None:
+        if not (self.standing_back.waiting or self.standing_back.resigning):
+            return None
+        return NotLeader("this broker is handing leadership over: ask again in a moment", 0, self._shared.epoch)
+
+    def _unavailable(self, wait: Wait) -> TritonMQError | None:
         shared, settings = self._shared, self._shared.settings
-        if request.wait is Wait.COMMITTED:
+        if wait is Wait.COMMITTED:
             alive = [b for b in self.membership.brokers() if b == shared.me.broker or b in shared.live]
             if len(alive) < settings.min_insync_replicas:
                 return NotEnoughReplicas(

@@ -54,7 +54,7 @@ from mq_broker.core.replication.election import Election
 from mq_broker.core.replication.follower import Follower
 from mq_broker.core.replication.leader import Leader
 from mq_broker.core.replication.replica_state import Node, Shared
-from mq_protocol.errors import NotLeader
+from mq_protocol.errors import NotLeader, TritonMQError
 from mq_protocol.limits import EPOCHS_AHEAD_MAX
 
 
@@ -92,6 +92,11 @@ class Replica:
     def trimming(self) -> bool:
         """Leads, and has records that are about to be dropped."""
         return isinstance(self._role, Leader) and self._role.trimming
+
+    def why_not(self) -> TritonMQError | None:
+        """What it would refuse any operation with now that is to be committed; None if one is written at once, as the
+        entry after `last_index`, unless something is known against that one."""
+        return self._role.why_not() if isinstance(self._role, Leader) else self._not_leader()
 
     @property
     def leader(self) -> int:

@@ -70,6 +70,13 @@ class Endings:
         """All of it as one value."""
         return self.floor, tuple((lease, tuple(runs)) for lease, runs in self._by.items())
 
+    def copy(self) -> Endings:
+        """Another one that knows the same."""
+        made = Endings((0, 0))
+        made.floor, made._size = self.floor, self._size
+        made._by = OrderedDict((lease, runs.copy()) for lease, runs in self._by.items())
+        return made
+
     def of(self, lease: LeaseId) -> RunMap[Ending]:
         """How it ended, of records of which that is kept."""
         return self._by.get(lease, _NOTHING)

@@ -56,6 +56,13 @@ class OffsetSet:
             raise ValueError("a set of settled offsets contradicts itself")
         return made
 
+    def copy(self) -> OffsetSet:
+        """Another one with the same offsets."""
+        made = OffsetSet(self.base)
+        made._chunks = self._chunks.copy()
+        made._full_firsts, made._full_ends = self._full_firsts.copy(), self._full_ends.copy()
+        return made
+
     def frozen(self) -> Frozen:
         """All of it as one value."""
         full = tuple(zip(self._full_firsts, self._full_ends, strict=True))

@@ -30,6 +30,12 @@ class RunMap(Generic[V]):
             self._values.append(value)
             end_before = end
 
+    def copy(self) -> RunMap[V]:
+        """Another one with the same runs."""
+        made = RunMap[V]()
+        made._firsts, made._ends, made._values = self._firsts.copy(), self._ends.copy(), self._values.copy()
+        return made
+
     def _touches(self, first: int, value: V) -> bool:
         return self._ends[-1] == first and self._values[-1] == value
 

@@ -1,7 +1,7 @@
-"""What becomes of requests to settle, and how requests become the steps of one entry.
+"""What becomes of requests to settle, and how they become steps of one entry.
 
 Requests are judged when their entry is made, one after another, each on the state that the steps before it leave.
-Nothing here changes the state: the steps do, once they are committed.
+Nothing here changes the state: the steps do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from mq_broker.core.work.state import OUTBOX_MAX, WorkState
 from mq_broker.core.work.steps import (
     ENTRY_BYTES_MAX,
     Accept,
-    Lease,
     LeaseId,
     OutputLine,
     Reason,
@@ -85,15 +84,6 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
-class Lend:
-    """These records are to be lent to a member. `accepted`: settled by the same entry, so delivered at most once."""
-
-    member: str
-    ranges: Ranges
-    accepted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class SendDead:
     """These doomed records are to be settled, and `lines`, their letters, published; all of it or nothing."""
 
@@ -107,30 +97,24 @@ class Answer:
     """What became of a request, once the entry is committed: all of it is done but `lost`.
 
     `lost`: those records are not the member's any more. That rests on something not being here, so it is said only once
-    the leader knows that it still leads. `error`: nothing of the request is done. `lent`: of a `Lend`, what the lease
-    has; `step` is its number in the entry, -1 where nothing is lent. `pulled`: records of the member that went back
-    with these, since they come after one of them in the group's order, by lease. `waits`: of an acknowledgement, what
-    is not done, since an earlier record of its key is not settled: to be asked again once that is.
+    the leader knows that it still leads. `error`: nothing of the request is done. `pulled`: records of the member that
+    went back with these, since they come after one of them in the group's order, by lease. `waits`: of an ack, what is
+    not done, since an earlier record of its key is not settled: to be asked again once that is.
     """
 
     lost: Ranges = ()
     error: TritonMQError | None = None
-    lent: Ranges = ()
-    step: int = -1
     pulled: tuple[tuple[LeaseId, Ranges], ...] = ()
     waits: Ranges = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The steps of one entry, none if nothing is to be written; an answer for each request that was taken, in order,
-    settles before dead letters before lends; what did not fit and is to be gathered anew."""
+    """The steps of one entry, none if nothing is to be written; an answer for each request that was taken, in order.
+    What did not fit has none, and is to be gathered anew."""
 
     steps: tuple[Step, ...]
     settled: tuple[Answer, ...]
-    lent: tuple[Answer, ...]
-    settles_left: tuple[Settle, ...]
-    lends_left: tuple[Lend, ...]
     sent: tuple[Answer, ...] = ()
 
 
@@ -164,43 +148,30 @@ class Setting:
     order: Order | None = None
 
 
-def gather(
-    state: WorkState,
-    settles: Sequence[Settle],
-    lends: Sequence[Lend],
-    setting: Setting,
-    dead: Sequence[SendDead] = (),
-) -> Gathered:
+def gather(state: WorkState, settles: Sequence[Settle], setting: Setting, dead: Sequence[SendDead] = ()) -> Gathered:
     """As many of these requests as fit into one entry: at most 8,000 ranges and 1 MiB. Settles stand before dead
-    letters, and those before leases."""
+    letters."""
     entry = _Entry(state, setting)
     settled: list[Answer] = []
+    sent: list[Answer] = []
     for settle in settles:
         answer = entry.settle(settle)
         if answer is None:
-            return Gathered(entry.steps(), tuple(settled), (), tuple(settles[len(settled) :]), tuple(lends))
+            return Gathered(entry.steps(), tuple(settled))
         settled.append(answer)
-    sent: list[Answer] = []
     for send in dead:
         answer = entry.send(send)
         if answer is None:
             break
         sent.append(answer)
-    lent: list[Answer] = []
-    for lend in lends:
-        answer = entry.lend(lend)
-        if answer is None:
-            break
-        lent.append(answer)
-    return Gathered(entry.steps(), tuple(settled), tuple(lent), (), tuple(lends[len(lent) :]), tuple(sent))
+    return Gathered(entry.steps(), tuple(settled), tuple(sent))
 
 
 class _Now(NamedTuple):
-    """What the steps before have made of a record. `how`: `lease` ended; None: it was lent anew. No lease: it was sent
-    as a dead letter."""
+    """What the steps before have made of a record: `lease` ended so. No lease: it was sent as a dead letter."""
 
     lease: LeaseId | None
-    how: How | None
+    how: How
 
 
 class _Judged(NamedTuple):
@@ -247,8 +218,7 @@ class _Entry:
         self._state = state
         self._setting = setting
         self._touched: RunMap[_Now] = RunMap()
-        self._done: RunMap[bool] = RunMap()  # with an order: what the steps so far settle, and what they give back
-        self._back: list[Range] = []
+        self._done: RunMap[bool] = RunMap()  # with an order: what the steps so far settle
         self._steps: list[Step] = []
         self._open: list[Range] = []  # the ranges of the last step, which may grow
         self._taken: dict[str, int] = {}
@@ -309,7 +279,7 @@ class _Entry:
         pulled: list[tuple[int, int, _Now]] = []
         # What a step before has given back, as it ran out, the member is told too: it is not to begin with it.
         touched = self._touched.pieces(order.behind(mine))
-        behind = [piece for piece in touched if piece[2] is None or piece[2].how not in (How.ACCEPTED, None)]
+        behind = [piece for piece in touched if piece[2] is None or piece[2].how is not How.ACCEPTED]
         others = without(((low, high) for low, high, _ in behind), mine)
         for first, end, lease in islice(state.lent.covered(others), RANGES_MAX - len(named)):
             if state.leases[lease].member == settle.member:
@@ -339,7 +309,6 @@ class _Entry:
         self._touched.assign(touched)
         if self._setting.order is not None:
             self._done.assign([(low, high, True) for low, high, now in touched if now.how is How.ACCEPTED])
-            self._back += [(low, high) for low, high, now in touched if now.how not in (How.ACCEPTED, None)]
         return answer
 
     def _judged(self, settle: Settle) -> _Judged | None:
@@ -477,36 +446,6 @@ class _Entry:
             self._next_n += 1
             self._outputs += 1
         return answer
-
-    # ------------------------------------------------------------------ lending
-
-    def lend(self, lend: Lend) -> Answer | None:
-        """None if it does not fit into this entry. What a step before has touched is not lent, nor what comes in order
-        after what it gave back: whoever chose the records did not know of that."""
-        why = why_wrong(lend.ranges, self._setting.end)
-        if why or not lend.member:
-            return Answer(error=InvalidRequest(f"these records cannot be lent: {why or 'to whom is not said'}"))
-        state, order, wanted = self._state, self._setting.order, list(lend.ranges)
-        if order is not None and self._back and wanted:
-            wanted = without(wanted, order.of_those_after(wanted, joined(self._back)))
-        free = [
-            missing
-            for low, high, now in self._touched.pieces(wanted)
-            if now is None
-            for first, end, lease in state.lent.pieces(((low, high),))
-            if lease is None
-            for a, b, mark in state.marks.pieces(((first, end),))
-            if not (mark and (mark.rejected or mark.parked))
-            for missing in state.settled.missing(a, b)
-        ]
-        if not free:
-            return Answer()
-        ranges = joined(free)
-        steps: list[Step] = [Lease(ranges, lend.member)]
-        if lend.accepted:
-            steps.append(Accept(ranges))
-        lent = [(*each, _Now(None, None)) for each in ranges]
-        return self._written(steps, lent, Answer(lent=ranges, step=len(self._steps)))
 
     # ------------------------------------------------------------------ steps
 

@@ -158,6 +158,16 @@ class WorkState:
         made.endings = Endings.thawed(frozen.endings)
         return made
 
+    def copy(self) -> WorkState:
+        """Another one with the same facts: a leader's own view, which is ahead of what is committed."""
+        made = WorkState(self.life, self.base, self.recovery, self.begun)
+        made.settled, made.frontier = self.settled.copy(), self.frontier
+        made.leases = {lease: Held(held.member, held.records) for lease, held in self.leases.items()}
+        made.lent, made.marks, made.leased = self.lent.copy(), self.marks.copy(), self.leased
+        made.outbox, made.last_n, made.taken = self.outbox.copy(), self.last_n, self.taken.copy()
+        made.totals, made.endings = self.totals, self.endings.copy()
+        return made
+
     def frozen(self) -> FrozenWork:
         """All of it as one value."""
         return FrozenWork(

@@ -42,7 +42,7 @@ class Led:
         self.name, self.number = "t-0", 0
         self.topic = SimpleNamespace(spec=SimpleNamespace(name="t", topic_id="id"))
         self.machine = PartitionMachine(WindowBounds(1_000, None))
-        self.replica = SimpleNamespace(leader_epoch=EPOCH, machine=self.machine, trimming=False)
+        self.replica = SimpleNamespace(leader_epoch=EPOCH, machine=self.machine, trimming=False, last_index=0)
         self.index = OffsetIndex()
         self.observers: set[Callable[[], None]] = set()
         self.serving, self.closed = True, False
@@ -52,7 +52,6 @@ class Led:
         self._overlay = Overlay([])
         self._tail: list[tuple[Entry, Callable[[Result], None]]] = []
         self._doubtful: list[Callable[[Result], None]] = []
-        self._last = 0
         if records:
             self.append(records)
 
@@ -119,20 +118,45 @@ class Led:
             else:
                 self._doubtful.append(on_reply)
 
+    def why_not(self, _operation: Operation) -> TritonMQError | None:
+        return self.refuses
+
+    @property
+    def _last(self) -> int:
+        return int(self.replica.last_index)
+
+    @_last.setter
+    def _last(self, index: int) -> None:
+        self.replica.last_index = index
+
     @property
     def in_flight(self) -> int:
         return len(self._tail)
 
-    def commit(self) -> None:
-        """What was asked for is committed, and this leader knows that it leads."""
-        tail, self._tail = self._tail, []
+    def commit(self, entries: int | None = None) -> None:
+        """What was asked for is committed, and this leader knows that it leads; or the first entries alone."""
+        entries = len(self._tail) if entries is None else entries
+        tail, self._tail = self._tail[:entries], self._tail[entries:]
         for entry, on_reply in tail:
             self._overlay.remove(entry)
             self.machine.apply(entry)
             on_reply(Done(entry.index))
+        if not self._tail:
+            self.confirm()
+
+    def confirm(self) -> None:
+        """This leader knows that it leads."""
         doubtful, self._doubtful = self._doubtful, []
         for on_reply in doubtful:
             on_reply(Done(0, duplicate=True))
+
+    def cut(self, error: TritonMQError, kept: int = 0) -> None:
+        """The disk refuses what is on its way but the first entries, and this broker leads on."""
+        tail, self._tail = self._tail[kept:], self._tail[:kept]
+        for entry, on_reply in tail:
+            self._overlay.remove(entry)
+            on_reply(Refused(error))
+        self._last -= len(tail)
 
     def lose(self, error: TritonMQError) -> None:
         """Another broker leads."""
@@ -150,7 +174,8 @@ class Led:
 
 class Group:
     """The gathering of group `g` in a partition, with clocks that the test sets. `told_of_doomed`: grows with each word
-    that there are records for the dead-letter topic; `keys`: what is known of an order by key."""
+    that there are records for the dead-letter topic; `refused`: with each entry that was. `keys`: what is known of an
+    order by key."""
 
     def __init__(self, records: int = 100, **settings: Any) -> None:
         self.led: Any = Led(records)
@@ -158,6 +183,7 @@ class Group:
         self.queue: Queue | None = Queue("g", 1, 0, QueueSettings(**settings))
         self.ms, self.us = 1_000_000, 1_000_000_000
         self.told_of_doomed: list[Gathering] = []
+        self.refused: list[TritonMQError] = []
         self.gathering = self._gathering()
         self.key_of: Callable[[int], int | None] = lambda _: None
         self.reads = True
@@ -174,6 +200,7 @@ class Group:
             lambda: False,
             on_doomed=self.told_of_doomed.append,
             on_rows=self._read,
+            on_refused=lambda _, error: self.refused.append(error),
         )
 
     def lead_anew(self) -> None:

@@ -5,6 +5,7 @@ No loop, no clock and no requests: only the facts (`WorkState`) and what a leade
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterable
 
@@ -67,10 +68,6 @@ class Leader:
         wish = Wish(most, 0, alone, member, settled)
         return self.ready.choose(wish, self.now_us, len(self.keys), lambda _, until, __: (until, 0))
 
-    def put_back(self, choice: Choice) -> None:
-        self.ready.put_back(choice.runs)
-        self.look()
-
     def unsettled(self) -> list[int]:
         return sorted(offsets_of(self.state.settled.missing(0, len(self.keys))))
 
@@ -118,18 +115,18 @@ def check_choices(leader: Leader, rng: random.Random) -> None:
         expected = [{each} for each in last] if alone and last else [found]
         wish = Wish(9, 0, alone, member, settled)
         assert leader.ready.is_ready(wish, leader.now_us, END) is any(expected)
-        choice = leader.choose(member, alone=alone, settled=settled)
+        choice = copy.deepcopy(leader).choose(member, alone=alone, settled=settled)
         assert offsets_of(choice.ranges) in expected
         assert choice.records == len(offsets_of(choice.ranges))
-        leader.put_back(choice)
-        some = leader.choose(member, 2, alone=alone, settled=settled)
+        trial = copy.deepcopy(leader)
+        some = trial.choose(member, 2, alone=alone, settled=settled)
         chosen = offsets_of(some.ranges)
         assert chosen <= found | last
         assert len(chosen) == min(2, len(expected[0]))
-        other = leader.choose(rng.choice(MEMBERS))
+        if some.runs:
+            trial.write(Lease(some.ranges, member))
+        other = trial.choose(rng.choice(MEMBERS))
         assert not offsets_of(other.ranges) & chosen, "what was chosen is chosen by nobody else"
-        leader.ready.put_back(other.runs)
-        leader.put_back(some)
     assert leader.ready.waits_alone(leader.now_us) == bool(last)
 
 
@@ -160,10 +157,8 @@ def take_step(leader: Leader, rng: random.Random) -> None:
     match rng.randrange(9):
         case 0 | 1 | 2:
             choice = leader.choose(member, rng.choice((1, 2, 3, 9)), alone=not held, settled=rng.random() < 0.1)
-            if choice.runs and rng.random() < 0.8:
+            if choice.runs:
                 leader.write(Lease(choice.ranges, member))
-            else:
-                leader.put_back(choice)
         case 3 | 4:
             done = some - offsets_of(leader.ready.overtaking(ones(some), RunMap()))
             if done:

@@ -76,14 +76,12 @@ def test_the_highest_level_goes_first_and_within_it_the_lowest_offset() -> None:
     assert [log.lend(3) for _ in range(6)] == [[2, 3, 6], [7], [8], [0, 1], [4, 5], []]
 
 
-def test_what_was_chosen_and_not_lent_is_chosen_again() -> None:
+def test_to_look_whether_something_is_ready_takes_nothing() -> None:
     log = Log((3, 4), (3, 9))
-    choice = log.ready.choose(Wish(2), 0, 6, no_bytes)
-    assert log.choose(9) == [(5, 6)]
-    log.ready.put_back(choice.runs)
-    assert log.choose(9) == [(3, 5)]
-    assert log.ready.is_ready(Wish(1), 0, 6)
-    assert log.choose(9) == [(0, 3)]
+    for expected in ([(3, 6)], [(0, 3)]):
+        assert log.ready.is_ready(Wish(1), 0, 6)
+        assert log.choose(9) == expected
+    assert not log.ready.is_ready(Wish(1), 0, 6)
 
 
 def test_at_the_bound_of_runs_what_was_never_lent_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from mq_broker.broker.queues import dropping
 from mq_broker.broker.queues.expiring import Expiring, Fate
+from mq_broker.broker.queues.requests import OwnSteps
 from mq_broker.core.messages import Published
 from mq_broker.core.work.settling import Release
 from mq_broker.core.work.state import NO_MARK, WorkState
@@ -123,12 +124,10 @@ async def test_in_an_order_nothing_is_lent_while_letters_of_what_is_too_old_are_
     group.gathering.hurry(hurried)
     await rounds()
     assert (asking.answered.done(), offsets(hurried)) == (False, [])
-    group.led.apply("g", 1, Park(((0, 2),)), Drop(((2, 5),), Reason.PURGED))
-    group.gathering.wake()
+    group.gathering.add(OwnSteps(1, (Park(((0, 2),)), Drop(((2, 5),), Reason.PURGED))))
     await rounds()
     assert not asking.answered.done() or offsets(asking) == [], "a parked record holds up what follows"
-    group.led.apply("g", 1, Drop(((0, 2),), Reason.PURGED))
-    group.gathering.wake()
+    group.gathering.add(OwnSteps(1, (Drop(((0, 2),), Reason.PURGED),)))
     await rounds()
     assert (len(taken), offsets_of(asking)) == (1, [(5, 10)])
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from mq_broker.broker.queues.gathering import IN_FLIGHT_MAX
 from mq_broker.broker.queues.requests import Lent, LentRun, OwnSteps
 from mq_broker.core.work.settling import Answer, Failed
-from mq_broker.core.work.steps import Accept, Begin, Lease, LeaseId
-from mq_protocol.errors import NotEnoughReplicas, NotLeader, OutcomeUnknown, Overloaded, UnknownQueue
+from mq_broker.core.work.steps import Accept, Begin, Lease, LeaseId, Return
+from mq_protocol.errors import DiskFull, NotEnoughReplicas, NotLeader, OutcomeUnknown, Overloaded, UnknownQueue
+from mq_protocol.queue_settings import Order
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, offsets, rounds, scenario
 
 KEY, OTHER_KEY = b"k" * 16, b"o" * 16
@@ -102,6 +104,125 @@ async def test_what_is_refused_for_now_is_told_and_not_tried_again() -> None:
     again = group.ask("b", 5)
     await rounds()
     assert offsets(again) == [(5, 10)], "what was chosen for a lease that was refused is lent again"
+
+
+# ---------------------------------------------------------------- several on their way
+
+
+@scenario
+async def test_entries_follow_each_other_and_each_answer_waits_for_its_own() -> None:
+    group = Group()
+    group.led.keeps_up = False
+    first, second = [group.ask(member, 5) for member in "ab"]
+    await rounds()
+    third = group.ask("c", 5)
+    await rounds()
+    assert [work.steps for work in group.led.proposed] == [
+        (Lease(((0, 5),), "a"), Lease(((5, 10),), "b")),
+        (Lease(((10, 15),), "c"),),
+    ]
+    group.led.commit(1)
+    assert [each.answered.done() for each in (first, second, third)] == [True, True, False]
+    group.led.commit()
+    assert offsets(third) == [(10, 15)]
+
+
+@scenario
+async def test_what_comes_while_so_many_are_on_their_way_gathers_for_the_next_one() -> None:
+    group = Group()
+    group.led.keeps_up = False
+    for number in range(IN_FLIGHT_MAX + 3):
+        group.ask(f"m{number}", 1)
+        await rounds()
+    assert group.led.in_flight == IN_FLIGHT_MAX
+    group.led.commit(1)
+    await rounds()
+    assert group.led.in_flight == IN_FLIGHT_MAX
+    assert [len(work.steps) for work in group.led.proposed] == [1] * IN_FLIGHT_MAX + [3]
+
+
+@scenario
+async def test_an_answer_that_needs_no_entry_waits_for_what_it_rests_on() -> None:
+    """Addition (b): what is done already by an entry on its way is done once that is committed."""
+    group = Group()
+    lease = (await group.ask("a", 5).answered).lease
+    group.led.keeps_up = False
+    group.ack("a", lease, (0, 1))
+    await rounds()
+    again, lost = group.ack("a", lease, (0, 1)), group.outcome(Failed("no"), "a", lease, (0, 1))
+    await rounds()
+    assert group.led.in_flight == 1, "nothing is written for them"
+    group.led.confirm()
+    assert not again.answered.done()
+    assert not lost.answered.done()
+    group.led.commit()
+    assert again.answered.result() == [Answer()]
+    assert lost.answered.result() == [Answer(lost=((0, 1),))]
+
+
+@scenario
+async def test_what_is_on_its_way_to_a_member_that_begins_anew_goes_back_before_it_is_lent_anything() -> None:
+    """Addition (a): else a later record of its key might be lent into its new session, and the first one go back."""
+    group = Group(3, order=Order.ALL)
+    await group.ask("b", 0).answered
+    group.led.keeps_up = False
+    former = group.ask("a", 1, key=KEY)
+    await rounds()
+    anew = group.ask("a", 1, key=KEY)
+    await rounds()
+    assert [work.steps for work in group.led.proposed] == [
+        (Lease(((0, 1),), "a"),),
+        (Return(((0, 1),)), Lease(((0, 1),), "a")),
+    ]
+    group.led.commit()
+    await rounds()
+    assert former.answered.result() == Lent(), "it goes back, and is not told"
+    assert anew.answered.result().runs == (LentRun(0, 1, 2, 0),)
+    assert group.state.totals.charged == 0
+
+
+@scenario
+async def test_a_lease_on_its_way_does_not_run_out() -> None:
+    group = Group(5, lease_ms=1_000)
+    group.led.keeps_up = False
+    asking = group.ask("a", 5)
+    await rounds()
+    group.pass_ms(5_000)
+    await rounds()
+    group.led.commit()
+    await rounds()
+    assert offsets(asking) == [(0, 5)]
+    group.pass_ms(999)
+    await rounds()
+    assert group.leased() == {"a": ((0, 5),)}
+    group.pass_ms(100)
+    await rounds()
+    assert group.led.in_flight == 1, "its whole time has passed since"
+
+
+@scenario
+async def test_once_the_disk_refused_an_entry_nothing_that_rests_on_it_is_written_or_told() -> None:
+    group = Group(10)
+    lease = (await group.ask("a", 2).answered).lease
+    group.led.keeps_up = False
+    kept = group.ack("a", lease, (0, 1))
+    await rounds()
+    cut, lent = group.ack("a", lease, (1, 2)), group.ask("b", 2)
+    await rounds()
+    again = group.ack("a", lease, (1, 2))
+    await rounds()
+    group.led.cut(DiskFull("full"), kept=1)
+    late = group.ask("c", 1)
+    await rounds()
+    assert (group.led.in_flight, group.refused, kept.answered.done()) == (1, [], False)
+    group.led.commit()
+    await rounds()
+    assert kept.answered.result() == [Answer()]
+    for refused in (cut, again):
+        assert isinstance(refused.answered.result()[0].error, DiskFull)
+    assert isinstance(lent.answered.exception(), DiskFull)
+    assert (list(map(type, group.refused)), late.answered.done()) == ([DiskFull], False)
+    assert group.led.in_flight == 0
 
 
 @scenario
@@ -213,23 +334,6 @@ async def test_records_that_are_accepted_by_being_lent_are_settled_when_they_are
     assert lent.runs == (LentRun(0, 3, 1, 0),)
     assert group.state.base == 3
     assert group.leased() == {}
-
-
-# ---------------------------------------------------------------- bytes, trimmed logs
-
-
-@scenario
-async def test_records_that_the_log_drops_meanwhile_are_not_told_as_lent() -> None:
-    for accept in (False, True):
-        for start, left in ((3, [(3, 5)]), (5, [])):
-            group = Group(10)
-            group.led.keeps_up = False
-            asking = group.ask("a", 5, accept=accept)
-            await rounds()
-            group.led.trim(start)
-            group.led.commit()
-            await rounds()
-            assert offsets(asking) == left
 
 
 # ---------------------------------------------------------------- what the leader writes by itself

@@ -10,7 +10,7 @@ from mq_broker.broker.queues import gathering as gathering_module
 from mq_broker.broker.queues.requests import Asking, Lent, OwnSteps, Sending
 from mq_broker.core.work.settling import Ack, Failed, Rejected, SendDead, Settle
 from mq_broker.core.work.steps import Accept, Begin, Drop, End, LeaseId, OutputLine, Reason, Return
-from mq_protocol.errors import NotEnoughReplicas, NotLeader, OutcomeUnknown
+from mq_protocol.errors import NotEnoughReplicas, NotLeader, OutcomeUnknown, Overloaded
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, lease_of, offsets, rounds, scenario
 
 # ---------------------------------------------------------------- one entry
@@ -206,6 +206,27 @@ async def test_numbers_of_a_later_life_go_on_where_the_former_one_ended() -> Non
     group.gathering.send(sending)
     await rounds()
     assert list(group.state.outbox) == [(EPOCH << 32) + 1], "its partitions take a lower one for done"
+
+
+@scenario
+async def test_nothing_is_judged_while_a_life_ends_and_none_ends_before_what_is_on_its_way() -> None:
+    group = Group(10)
+    lease = await lease_of(group, "a", 5)
+    group.led.keeps_up = False
+    first = group.ack("a", lease, (0, 1))
+    await rounds()
+    group.gathering.add(OwnSteps(1, (End(),)))
+    await rounds()
+    assert group.led.in_flight == 1
+    group.led.commit()
+    await rounds()
+    assert first.answered.done()
+    late = group.ack("a", lease, (1, 2))
+    await rounds()
+    assert (group.led.in_flight, group.led.proposed[-1].steps) == (1, (End(),))
+    group.led.commit()
+    await rounds()
+    assert isinstance(late.answered.exception(), Overloaded), "it would have done nothing"
 
 
 @scenario

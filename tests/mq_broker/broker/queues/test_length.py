@@ -11,13 +11,14 @@ import pytest
 from mq_broker.broker.queues import length
 from mq_broker.broker.queues.declared import Queue
 from mq_broker.broker.queues.kept import Kept
+from mq_broker.broker.queues.requests import Sending
 from mq_broker.core.entries import Append, Entry, Schedule
 from mq_broker.core.machine.admission import Admit, judge
 from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.messages import Propose, Published, Refused, Room
-from mq_broker.core.work.settling import Release
+from mq_broker.core.work.settling import Release, SendDead
 from mq_broker.core.work.state import NO_MARK
-from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Return, Send
+from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Return
 from mq_protocol.errors import QueueFull
 from mq_protocol.queue_settings import Dropped, Order, Overflow, QueueSettings
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, Led, offsets, rounds, scenario
@@ -257,7 +258,6 @@ async def test_in_an_order_nothing_is_lent_before_what_is_too_much_is_gone() -> 
     await rounds()
     assert not asking.answered.done()
     group.gathering.take_doomed(99, Reason.LENGTH)
-    group.led.apply("g", 1, Send(((0, 2),), Reason.LENGTH, 1, ()))
-    group.gathering.wake()
+    group.gathering.send(Sending(1, SendDead(((0, 2),), Reason.LENGTH, ())))
     await rounds()
     assert offsets(asking) == [(2, 12)]

@@ -156,7 +156,8 @@ async def test_a_reject_that_is_asked_again_once_the_record_is_a_dead_letter_is_
     group = by_key("aab")
     lease = await lent(group, "x", 3)
     assert (await told(group, Rejected("no"), "x", lease, (0, 1))).pulled == ((lease, ((1, 2),)),)
-    group.led.apply("g", 1, Drop(((0, 1),), Reason.REJECTED))
+    group.gathering.add(OwnSteps(1, (Drop(((0, 1),), Reason.REJECTED),)))
+    await rounds()
     assert await told(group, Rejected("no"), "x", lease, (0, 1)) == Answer()
     assert await told(group, Ack(), "x", lease, (0, 1)) == Answer(lost=((0, 1),)), "it is settled, and not so"
     assert await told(group, Release(), "x", lease, (0, 1), (2, 3)) == Answer(lost=((0, 1),))

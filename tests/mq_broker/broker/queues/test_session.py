@@ -59,6 +59,27 @@ async def test_credit_that_is_taken_back_is_confirmed_behind_what_an_entry_lends
 
 
 @scenario
+async def test_a_session_is_lent_by_its_next_credit_while_an_entry_is_on_its_way() -> None:
+    group = Group(10)
+    session = await opened(group)
+    told(session)
+    group.led.keeps_up = False
+    give(session, 3, watch=False)
+    await rounds()
+    give(session, 5, watch=False)
+    await rounds()
+    assert group.led.in_flight == 2
+    assert told(session) == []
+    group.led.commit()
+    await rounds()
+    lent = [news for news in told(session) if isinstance(news, Lent)]
+    assert [(run.first, run.end) for news in lent for run in news.runs] == [(0, 3), (3, 5)]
+    give(session, 5, watch=False)
+    await rounds()
+    assert group.led.in_flight == 0, "its credit is used up"
+
+
+@scenario
 async def test_settles_of_a_session_that_breaks_count_no_more_at_the_broker() -> None:
     group, load = Group(10), Load()
     session = await opened(group, load=load)

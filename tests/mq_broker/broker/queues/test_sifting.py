@@ -182,9 +182,7 @@ def test_any_steps_are_lent_as_a_look_at_every_record_says(seed: int) -> None:
             chosen = [o for a, b in choice.ranges for o in range(a, b)]
             assert set(chosen) <= set(may), (chosen, may)
             assert len(chosen) == min(len(may), most), (chosen, may, text)
-            if rng.random() < 0.2 or not chosen:
-                ready.put_back(choice.runs)
-            else:
+            if chosen:
                 steps = [Lease(joined(choice.ranges), rng.choice("ab"))]
         elif kind == 4:
             steps = [Return(ranges, charged=rng.random() < 0.3, due_us=rng.choice([0, 0, now_us + 5]))]

@@ -38,17 +38,11 @@ class Turns:
 
     def tried(self, member: str, now_ms: int = 0, *, present: Container[str] = ()) -> bool:
         """Whether it would be lent something; nothing is."""
-        choice = self.choose(member, now_ms, present=present)
-        self.single.put_back(choice.runs)
-        return bool(choice.runs)
+        return bool(self.choose(member, now_ms, present=present).runs)
 
 
-def test_nothing_more_is_chosen_before_what_was_chosen_is_written_or_put_back() -> None:
+def test_a_member_that_has_records_is_lent_those_that_follow() -> None:
     turns = Turns()
-    choice = turns.choose("a")
-    assert choice.ranges == ((0, 5),)
-    assert not turns.choose("a").runs
-    turns.single.put_back(choice.runs)
     assert turns.choose("a").ranges == ((0, 5),)
     turns.write(Lease(((0, 5),), "a"))
     assert turns.choose("a").ranges == ((5, 10),)
@@ -109,7 +103,6 @@ def test_a_record_whose_next_failure_is_its_last_is_lent_alone_once_it_is_due() 
     turns.write(Lease(((0, 1),), "a"))
     assert not turns.single.waits_alone(50), "the next one may be lent with others"
     assert turns.choose("a", alone=False).ranges == ((1, 3), (3, 6))
-    turns.single.put_back([])
     turns.write(Return(((0, 1),), True, 0, "no"))
     assert not turns.single.waits_alone(50), "it is doomed"
     assert turns.single.blocked_by(50) == 0

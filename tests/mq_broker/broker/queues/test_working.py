@@ -15,7 +15,7 @@ from mq_broker.broker.queues.requests import Asking, Lent
 from mq_broker.broker.queues.working import Working
 from mq_broker.core.work.settling import Ack, Answer, Release, Settle
 from mq_broker.core.work.steps import Begin, Lease, OutputLine, Reason, Send
-from mq_protocol.errors import NotLeader, OutcomeUnknown, Overloaded
+from mq_protocol.errors import DiskFull, NotLeader, OutcomeUnknown, Overloaded
 from mq_protocol.queue_settings import QueueSettings
 from tests.mq_broker.broker.queues.partitions import Led, rounds, scenario
 
@@ -208,6 +208,29 @@ async def test_what_a_former_leader_has_decided_is_published_by_the_next_though_
     became_leader(world.led)
     await rounds()
     assert looked
+
+
+@scenario
+async def test_a_group_whose_entry_the_disk_refused_begins_anew_and_knows_what_is_committed() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(working_module, "AGAIN_S", 0.0)
+        world = World(10)
+        lent = await world.asks("a")
+        world.led.keeps_up = False
+        cut = world.asks("b")
+        await rounds()
+        before = world.working.gathering(world.led, "g")
+        world.led.cut(DiskFull("full"))
+        with pytest.raises(DiskFull):
+            await cut
+        await rounds()
+        assert before.closed
+        world.led.keeps_up = True
+        again = await world.asks("c")
+        assert [(run.first, run.end) for run in again.runs] == [(1, 2)], "nobody has it"
+        ack = Settle(lent.lease, "a", ((0, 1),), Ack())
+        now = asyncio.get_running_loop().time()
+        assert await world.working.settled(world.led, "g", [ack], now + 10) == [Answer()]
 
 
 @scenario

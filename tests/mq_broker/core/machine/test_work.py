@@ -108,15 +108,10 @@ def test_a_machine_made_of_a_snapshot_goes_on_as_the_one_that_applied_all_entrie
     assert log.machine.state().work == ()
 
 
-def test_one_entry_of_a_queue_group_is_on_its_way_at_a_time() -> None:
+def test_entries_of_a_queue_group_follow_each_other() -> None:
     log = Log()
     behind = Entry(9, 1, 9, work(Accept(((0, 1),))))
-    assert isinstance(log.judged(work(Accept(((1, 2),)))), admission.Admit)
-    assert isinstance(refusal(log.judged(work(Accept(((1, 2),))), behind)), OutOfOrder)
-    assert isinstance(log.judged(work(Begin(0), group="r"), behind), admission.Admit), "other groups go on"
-    overlay = Overlay([behind])
-    overlay.remove(behind)
-    assert overlay.work_index("q") is None
+    assert isinstance(log.judged(work(Accept(((1, 2),))), behind), admission.Admit)
 
 
 def test_an_entry_without_steps_is_not_written() -> None:

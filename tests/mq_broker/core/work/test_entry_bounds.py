@@ -17,7 +17,6 @@ from mq_broker.core.work.settling import (
     Backoff,
     Failed,
     Gathered,
-    Lend,
     Rejected,
     Release,
     SendDead,
@@ -73,8 +72,8 @@ def ack(*ranges: Range) -> Settle:
     return Settle(LEASE, "a", ranges, Ack())
 
 
-def gathered(*settles: Settle, lends: Sequence[Lend] = (), dead: Sequence[SendDead] = ()) -> Gathered:
-    return gather(state(), settles, lends, SETTING, dead)
+def gathered(*settles: Settle, dead: Sequence[SendDead] = ()) -> Gathered:
+    return gather(state(), settles, SETTING, dead)
 
 
 # ---------------------------------------------------------------- ranges and bytes
@@ -83,12 +82,10 @@ def gathered(*settles: Settle, lends: Sequence[Lend] = (), dead: Sequence[SendDe
 def test_what_has_no_room_in_an_entry_is_left_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "RANGES_MAX", 4)
     settles = [ack(*singles(0, 2)), ack(*singles(10, 2)), ack((20, 21)), ack((30, 31))]
-    lends = (Lend("b", ((200, 201),)),)
-    first = gathered(*settles, lends=lends)
+    first = gathered(*settles)
     assert [step.ranges for step in first.steps if isinstance(step, Accept)] == [(*singles(0, 2), *singles(10, 2))]
-    assert (len(first.settled), first.settles_left, first.lends_left) == (2, tuple(settles[2:]), lends)
-    second = gathered(*first.settles_left, lends=lends)
-    assert (second.settles_left, second.lends_left, len(second.lent)) == ((), (), 1)
+    assert len(first.settled) == 2
+    assert len(gathered(*settles[2:]).settled) == 2
 
 
 def test_what_could_be_in_no_entry_is_refused_and_what_fills_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,25 +109,17 @@ def test_the_text_of_a_failure_counts_for_the_bytes_of_an_entry(monkeypatch: pyt
     assert isinstance(gathered(fails[0]).settled[0].error, InvalidRequest)
 
 
-def test_requests_to_be_lent_that_have_no_room_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "RANGES_MAX", 3)
-    lends = tuple(Lend(member, singles(first, 2)) for member, first in (("b", 200), ("c", 300), ("d", 400)))
-    found = gathered(lends=lends)
-    assert ([answer.step for answer in found.lent], found.lends_left) == ([0], lends[1:])
-    assert gathered(ack(*singles(0, 2)), lends=lends).lends_left == lends
-
-
 def test_letters_that_have_no_room_are_left_and_take_none_from_what_came_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = state(Return(((0, 100),), charged=True))
     dead = tuple(SendDead(singles(first, 2), Reason.DELIVERY_LIMIT, (LINE,)) for first in (0, 10, 20))
     monkeypatch.setattr(settling, "RANGES_MAX", 4)
-    found = gather(known, (), (), SETTING, dead)
+    found = gather(known, (), SETTING, dead)
     assert len(found.sent) == 2
     assert [step.n for step in found.steps if isinstance(step, Send)] == [N, N + 1]
     monkeypatch.setattr(settling, "RANGES_MAX", 1)
-    [answer, *_] = gather(known, (), (), SETTING, dead).sent
+    [answer, *_] = gather(known, (), SETTING, dead).sent
     assert isinstance(answer.error, InvalidRequest)
 
 
@@ -138,13 +127,13 @@ def test_what_a_request_is_compared_with_has_a_bound(monkeypatch: pytest.MonkeyP
     known = state(Accept(singles(1, 40)), Return(((0, 100),)), Lease(singles(0, 40), "b"))
     whole = Settle(LeaseId(1, 1, 3), "b", ((0, 100),), Release())
     monkeypatch.setattr(settling, "PIECES_MAX", 500)
-    assert len(gather(known, (whole, whole), (), SETTING).settled) == 2
+    assert len(gather(known, (whole, whole), SETTING).settled) == 2
     monkeypatch.setattr(settling, "PIECES_MAX", 30)
-    [answer] = gather(known, (whole,), (), SETTING).settled
+    [answer] = gather(known, (whole,), SETTING).settled
     assert isinstance(answer.error, InvalidRequest)
     small = Settle(LeaseId(1, 1, 3), "b", ((0, 1),), Release())
-    found = gather(known, (small, whole), (), SETTING)
-    assert (len(found.settled), found.settles_left) == (1, (whole,)), "alone it is refused, in the next entry"
+    found = gather(known, (small, whole), SETTING)
+    assert len(found.settled) == 1, "alone it is refused, in the next entry"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +154,7 @@ def test_each_piece_that_a_request_is_compared_with_counts(
 ) -> None:
     for bound in (pieces, pieces - 1):
         monkeypatch.setattr(settling, "PIECES_MAX", bound)
-        [answer] = gather(known, (settle,), (), SETTING).settled
+        [answer] = gather(known, (settle,), SETTING).settled
         assert (answer.error is None) == (bound == pieces)
 
 
@@ -182,7 +171,7 @@ def test_outputs_that_have_no_room_take_no_number(monkeypatch: pytest.MonkeyPatc
     found = gathered(outputs(1, *singles(0, 5)), outputs(1, *singles(20, 2)), later)
     [refused, done] = found.settled
     assert isinstance(refused.error, InvalidRequest), "it could be in no entry"
-    assert (done, found.settles_left) == (Answer(), (later,))
+    assert done == Answer(), "and the later one has no room"
     assert [(step.n, step.number) for step in found.steps if isinstance(step, Send)] == [(N, 1)]
 
 
@@ -190,10 +179,10 @@ def test_as_many_acks_with_outputs_share_an_entry_as_the_outbox_has_room_for(mon
     monkeypatch.setattr(settling, "OUTBOX_MAX", 3)
     known = state(Send((), Reason.OUTPUT, 1, (LINE,)))
     settles = [Settle(LEASE, "a", ((each, each + 1),), AckWithOutputs((LINE,), each + 1)) for each in range(3)]
-    found = gather(known, settles, (), SETTING)
+    found = gather(known, settles, SETTING)
     assert [step.n for step in found.steps if isinstance(step, Send)] == [N, N + 1]
     assert [type(answer.error) for answer in found.settled] == [type(None), type(None), Overloaded]
-    again = gather(known, [settles[0], settles[0]], (), SETTING)
+    again = gather(known, [settles[0], settles[0]], SETTING)
     assert (len(again.steps), again.settled) == (1, (Answer(), Answer())), "asked twice it is done once"
 
 
@@ -202,35 +191,20 @@ def test_letters_and_outputs_share_the_room_of_the_outbox(monkeypatch: pytest.Mo
     known = state(Return(((50, 100),), charged=True))
     output = Settle(LEASE, "a", ((0, 1),), AckWithOutputs((LINE,), 1))
     dead = [SendDead(((each, each + 1),), Reason.DELIVERY_LIMIT, (LINE,)) for each in (60, 70)]
-    found = gather(known, [output], (), SETTING, dead)
+    found = gather(known, [output], SETTING, dead)
     assert [type(answer.error) for answer in found.sent] == [type(None), Overloaded]
 
 
 # ---------------------------------------------------------------- what is refused
 
 
-def test_what_cannot_be_lent_settled_or_sent_is_told_why() -> None:
+def test_what_cannot_be_settled_or_sent_is_told_why() -> None:
     assert isinstance(gathered(Settle(LeaseId(2, 1, 0), "a", ((0, 1),), Ack())).settled[0].error, NotLeader)
     assert "beyond the end" in str(gathered(ack((END, END + 1))).settled[0].error)
-    [lent] = gathered(lends=(Lend("", ((200, 201),)),)).lent
-    assert "to whom is not said" in str(lent.error)
-    [lent] = gathered(lends=(Lend("b", ((END, END + 1),)),)).lent
-    assert "beyond the end" in str(lent.error)
     [sent] = gathered(dead=(SendDead((), Reason.REJECTED, (LINE,)),)).sent
     assert "there are none" in str(sent.error)
     [sent] = gathered(dead=(SendDead(((END, END + 1),), Reason.REJECTED, (LINE,)),)).sent
     assert "beyond the end" in str(sent.error)
-
-
-def test_a_record_that_is_settled_by_being_lent_is_lent_and_accepted_by_one_entry() -> None:
-    found = gathered(ack((0, 1)), lends=(Lend("b", ((200, 202),), accepted=True), Lend("c", ((201, 203),))))
-    assert found.steps == (
-        Accept(((0, 1),)),
-        Lease(((200, 202),), "b"),
-        Accept(((200, 202),)),
-        Lease(((202, 203),), "c"),
-    )
-    assert [(answer.step, answer.lent) for answer in found.lent] == [(1, ((200, 202),)), (3, ((202, 203),))]
 
 
 def test_steps_that_say_the_same_are_one_and_others_stay_in_their_order() -> None:
@@ -260,7 +234,7 @@ def test_pauses_grow_by_the_factor_up_to_the_longest() -> None:
 def test_records_that_failed_differently_often_wait_differently_long() -> None:
     known = state(Return(((0, 2),), charged=True), Lease(((0, 2),), "a"))
     settles = [Settle(LEASE, "a", ((2, 4),), Failed("x")), Settle(LeaseId(1, 1, 2), "a", ((0, 2),), Failed("x"))]
-    found = gather(known, settles, (), replace(SETTING, backoff=Backoff(1_000, 2.0)))
+    found = gather(known, settles, replace(SETTING, backoff=Backoff(1_000, 2.0)))
     assert [(step.ranges, step.due_us) for step in found.steps if isinstance(step, Return)] == [
         (((2, 4),), 1_000_000),
         (((0, 2),), 2_000_000),

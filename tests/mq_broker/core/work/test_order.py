@@ -7,7 +7,7 @@ import pytest
 from mq_broker.core.work.order import OneKey
 from mq_broker.core.work.ranges import Ranges
 from mq_broker.core.work.run_map import RunMap
-from mq_broker.core.work.settling import Ack, Answer, Failed, Lend, Outcome, Release, Setting, Settle, gather
+from mq_broker.core.work.settling import Ack, Answer, Failed, Outcome, Release, Setting, Settle, gather
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Lease, LeaseId, Return
 
@@ -23,13 +23,13 @@ def lent() -> WorkState:
     return state
 
 
-def settle(state: WorkState, *several: tuple[LeaseId, Ranges, Outcome], lends: tuple[Lend, ...] = ()) -> list[Answer]:
+def settle(state: WorkState, *several: tuple[LeaseId, Ranges, Outcome]) -> list[Answer]:
     """By one entry, which is applied."""
     settles = [Settle(lease, "a", ranges, outcome) for lease, ranges, outcome in several]
-    gathered = gather(state, settles, lends, Setting(1, END, 0, 1, order=OneKey(state)))
+    gathered = gather(state, settles, Setting(1, END, 0, 1, order=OneKey(state)))
     for number, step in enumerate(gathered.steps):
         state.apply(step, LeaseId(1, 9, number), END)
-    return [*gathered.settled, *gathered.lent]
+    return [*gathered.settled]
 
 
 def test_acks_are_done_as_far_as_all_before_them_are_done_too() -> None:
@@ -76,15 +76,6 @@ def test_of_what_a_member_cannot_have_begun_nothing_is_charged() -> None:
     assert [state.counts(offset)[1] for offset in (4, 5, 6, 7)] == [1, 0, 0, 0]
 
 
-def test_what_comes_after_something_that_goes_back_is_not_lent_by_the_same_entry() -> None:
-    state = lent()
-    answers = settle(state, (SECOND, ((4, 5),), Release()), lends=(Lend("a", ((8, 10),)),))
-    assert answers[1] == Answer()
-    assert state.leased == 4
-    [again] = settle(state, lends=(Lend("a", ((4, 10),)),))
-    assert again.lent == ((4, 10),)
-
-
 def test_a_record_that_nobody_has_is_not_acknowledged() -> None:
     state = lent()
     settle(state, (FIRST, ((0, 4),), Release()))
@@ -93,7 +84,7 @@ def test_a_record_that_nobody_has_is_not_acknowledged() -> None:
 
 def test_steps_before_count_as_done() -> None:
     state = lent()
-    gathered = gather(state, [Settle(FIRST, "a", ((0, 4),), Ack())], (), Setting(1, END, 0, 1, order=OneKey(state)))
+    gathered = gather(state, [Settle(FIRST, "a", ((0, 4),), Ack())], Setting(1, END, 0, 1, order=OneKey(state)))
     assert gathered.steps == (Accept(((0, 4),)),)
     order = OneKey(state)
     done: RunMap[bool] = RunMap([(0, 4, True)])

@@ -47,7 +47,7 @@ def state(*steps: Step) -> WorkState:
 
 
 def decided(known: WorkState, *ranges: tuple[int, int], settles: tuple[Settle, ...] = ()) -> Gathered:
-    return gather(known, settles, (), SETTING, (SendDead(ranges, Reason.REJECTED, (LINE,)),))
+    return gather(known, settles, SETTING, (SendDead(ranges, Reason.REJECTED, (LINE,)),))
 
 
 def test_doomed_records_are_settled_and_their_letters_decided_by_one_step() -> None:
@@ -81,14 +81,14 @@ def test_neither_what_is_lent_nor_what_is_fresh_nor_what_may_be_lent_again_is_se
         assert decided(state(), *ranges).steps == ()
     lenient = replace(SETTING, delivery_limit=3)
     send = SendDead(((6, 7),), Reason.DELIVERY_LIMIT, (LINE,))
-    assert gather(state(), (), (), lenient, (send,)).steps == (), "the limit was raised meanwhile"
+    assert gather(state(), (), lenient, (send,)).steps == (), "the limit was raised meanwhile"
 
 
 def test_a_late_ack_in_the_same_entry_comes_first_and_none_undoes_what_is_doomed() -> None:
     lease = LeaseId(3, 1, 2)
     late = Settle(lease, "a", ((4, 5), (6, 7), (8, 9)), Ack())
     send = SendDead(((8, 9),), Reason.EXPIRED, (LINE,))
-    gathered = gather(state(Return(((8, 9),))), (late,), (), SETTING, (send,))
+    gathered = gather(state(Return(((8, 9),))), (late,), SETTING, (send,))
     assert gathered.settled == (Answer(lost=((4, 5), (6, 7))),)
     assert gathered.steps == (Accept(((8, 9),), late=lease),)
     assert gathered.sent[0].lost
@@ -105,8 +105,8 @@ def test_letters_wait_while_the_outbox_is_full() -> None:
 
 def test_numbers_ascend_over_the_letters_of_one_entry() -> None:
     sends = tuple(SendDead((each,), Reason.REJECTED, (LINE,)) for each in ((2, 3), (4, 5)))
-    gathered = gather(state(), (), (), SETTING, sends)
+    gathered = gather(state(), (), SETTING, sends)
     assert [step.n for step in gathered.steps if isinstance(step, Send)] == [N, N + 1]
-    twice = gather(state(), (), (), SETTING, (sends[0], sends[0]))
+    twice = gather(state(), (), SETTING, (sends[0], sends[0]))
     assert len(twice.steps) == 1
     assert twice.sent[1].lost == ((2, 3),)

@@ -18,7 +18,6 @@ from mq_broker.core.work.settling import (
     Backoff,
     Failed,
     Gathered,
-    Lend,
     Outcome,
     Rejected,
     Release,
@@ -30,7 +29,6 @@ from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import (
     Accept,
     Begin,
-    Drop,
     Lease,
     LeaseId,
     OutputLine,
@@ -73,9 +71,9 @@ class Group:
         self.index += 1
         self.groups.apply("g", 1, steps, 1, self.index, (0, END))
 
-    def gather(self, *settles: Settle, lends: tuple[Lend, ...] = (), next_n: int = N) -> Gathered:
+    def gather(self, *settles: Settle, next_n: int = N) -> Gathered:
         setting = Setting(1, END, now_us=0, next_n=next_n)
-        return gather(self.state, settles, lends, setting)
+        return gather(self.state, settles, setting)
 
     def ask(self, ranges: Ranges, outcome: Outcome, lease: LeaseId = FIRST, member: str = "a") -> Answer:
         """Settle by an entry of its own."""
@@ -231,44 +229,17 @@ def test_a_failed_record_comes_back_later_each_time_up_to_a_bound() -> None:
     mixed = gather(
         group.state,
         [Settle(FIRST, "a", ((2, 3),), Failed("x")), Settle(LeaseId(1, 3, 1), "a", ((1, 2),), Failed("x"))],
-        (),
         Setting(1, END, 0, N),
     )
     assert [step.due_us for step in mixed.steps if isinstance(step, Return)] == [1_000_000, 2_000_000]
-
-
-def test_settles_stand_before_leases_and_what_they_touched_is_not_lent_by_the_same_entry() -> None:
-    group = Group()
-    group.take(Lease(((50, 52),), "a"), Reject(((50, 51),)), Drop(((60, 61),), Reason.EXPIRED))
-    gathered = group.gather(
-        Settle(FIRST, "a", ((0, 2),), Release()),
-        lends=(Lend("c", ((0, 70),)), Lend("d", ((65, 75),), accepted=True), Lend("d", ((65, 75),))),
-    )
-    assert gathered.steps == (
-        Return(((0, 2),), said=True),
-        Lease(((20, 50), (52, 60), (61, 70)), "c"),
-        Lease(((70, 75),), "d"),
-        Accept(((70, 75),)),
-    )
-    assert [(answer.lent, answer.step) for answer in gathered.lent] == [
-        (((20, 50), (52, 60), (61, 70)), 1),
-        (((70, 75),), 2),
-        ((), -1),
-    ]
-    group.take(*gathered.steps)
-    assert group.state.leases[LeaseId(1, group.index, 1)].records == 47, "the step is the lease's number"
-    assert isinstance(group.gather(lends=(Lend("", ((70, 71),)),)).lent[0].error, InvalidRequest)
 
 
 def test_what_does_not_fit_into_an_entry_is_left_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "RANGES_MAX", 3)
     group = Group()
     settles = [Settle(FIRST, "a", ((n, n + 1), (n + 4, n + 5)), Ack()) for n in range(2)]
-    lend = Lend("c", ((50, 51),))
-    gathered = group.gather(*settles, lends=(lend,))
+    gathered = group.gather(*settles)
     assert (gathered.steps, len(gathered.settled)) == ((Accept(((0, 1), (4, 5))),), 1)
-    assert (gathered.settles_left, gathered.lends_left) == ((settles[1],), (lend,))
-    assert group.gather(settles[0], lends=(lend, lend)).lends_left == ()
     big = Settle(FIRST, "a", tuple((n, n + 1) for n in range(0, 8, 2)), Ack())
     assert isinstance(group.gather(big).settled[0].error, InvalidRequest), "what fits into none is refused whole"
     monkeypatch.setattr(settling, "RANGES_MAX", 50_000)
@@ -332,9 +303,8 @@ def test_a_whole_entry_leaves_the_state_that_its_requests_leave_one_by_one(seed:
             # Of what it never had a lease that is known whole is believed to have acknowledged it
             some = [o for o in some if lease == FORMER or o in had[lease][1] or not model.records[o].settled]
             settles.append(Settle(lease, member, joined((o, o + 1) for o in some), outcome, said))
-        lends = tuple(Lend(rng.choice("abc"), ((low, min(low + 9, end)),)) for low in rng.sample(range(end), 3))
-        gathered = gather(state, settles, lends, Setting(1, end, 0, N, delivery_limit=limit))
-        assert gathered.settles_left == gathered.lends_left == ()
+        gathered = gather(state, settles, Setting(1, end, 0, N, delivery_limit=limit))
+        assert len(gathered.settled) == len(settles)
         for settle, answer in zip(settles, gathered.settled, strict=True):
             mine, late, lost = naive(model, settle, limit)
             if settle.said:
@@ -343,11 +313,18 @@ def test_a_whole_entry_leaves_the_state_that_its_requests_leave_one_by_one(seed:
             for offset in sorted(mine | late - set(offsets_of(answer.lost))):
                 of = settle.lease if offset in late else None
                 model.apply(step_of(settle, ((offset, offset + 1),), of), LeaseId(1, index, 0))
-        groups.apply("g", 1, gathered.steps, 1, index, (0, end))
-        for answer, lend in zip(gathered.lent, lends, strict=True):
-            lease = LeaseId(1, index, answer.step)
-            assert sum(held == lease for held in state.leases) == bool(answer.lent)
-            if answer.lent:
-                model.apply(Lease(answer.lent, lend.member), lease)
-                had[lease] = lend.member, set(offsets_of(answer.lent))
+        leases = [Lease(((low, min(low + 9, end)),), rng.choice("abc")) for low in rng.sample(range(end), 3)]
+        steps = (*gathered.steps, *leases)
+        ahead, before = state.copy(), state.frozen()
+        for number, step in enumerate(steps):
+            ahead.apply(step, LeaseId(1, index, number), end)
+        assert state.frozen() == before
+        groups.apply("g", 1, steps, 1, index, (0, end))
+        assert ahead.frozen() == state.frozen(), "the leader's view is what is committed later"
+        for number, lease_step in enumerate(leases, len(gathered.steps)):
+            lease = LeaseId(1, index, number)
+            lent = {offset for first, past, its in state.lent if its == lease for offset in range(first, past)}
+            if lent := lent - {offset for offset in lent if offset in state.settled}:
+                model.apply(Lease(joined((o, o + 1) for o in sorted(lent)), lease_step.member), lease)
+                had[lease] = lease_step.member, lent
         model.agrees_with(state, limit)
