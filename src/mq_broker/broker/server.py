@@ -55,7 +55,6 @@ from mq_broker.broker.metrics.log_levels import LogLevels
 from mq_broker.broker.metrics.observing import Observing, QueuesOf
 from mq_broker.broker.ports import ForBrokers, Offer, Ports
 from mq_broker.broker.proxy import serving as proxy
-from mq_broker.broker.queues import lending
 from mq_broker.broker.queues.asked import Asked
 from mq_broker.broker.queues.beginning import Beginning
 from mq_broker.broker.queues.dead_letters import DeadLetters
@@ -70,6 +69,7 @@ from mq_broker.broker.queues.leftovers import Leftovers
 from mq_broker.broker.queues.length import room
 from mq_broker.broker.queues.outbox import Outbox
 from mq_broker.broker.queues.outputs import Outputs
+from mq_broker.broker.queues.policy import Policy
 from mq_broker.broker.queues.sessions import Sessions
 from mq_broker.broker.queues.staging import Staging
 from mq_broker.broker.queues.stuck import Stuck
@@ -366,10 +366,10 @@ class _Broker:
         """How far batches may be appended."""
         return room(self._declared, self._working.kept, partition)
 
-    def _look(self, gathering: Gathering, ready: lending.Ready) -> None:
+    def _look(self, gathering: Gathering, policy: Policy) -> None:
         """At the records of a queue group."""
-        self._keys.look(gathering, ready)
-        self._filters.look(gathering, ready)
+        self._keys.look(gathering, policy)
+        self._filters.look(gathering, policy)
 
     def serve_http(self, listening: socket.socket | None, undo: contextlib.AsyncExitStack) -> None:
         """From now on, if it is to. What serves it is imported only then."""

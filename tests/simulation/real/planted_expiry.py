@@ -8,7 +8,7 @@ EXPIRY = (
     Fault(
         "what has expired is lent until it is gone",
         "broker.queues.expiring:Expiring.fit",
-        "yield from self._expired.missing(first, min(end, known_to))",
+        "yield from self._out.missing(first, min(end, known_to))",
         "yield first, min(end, known_to)",
         ("queue", "lives", "drop"),
     ),
@@ -91,7 +91,7 @@ EXPIRY = (
     ),
     Fault(
         "what has expired is dropped where it is to become dead letters",
-        "broker.queues.by_settings:fate_of",
+        "broker.queues.policy:fate_of",
         "if settings.expired is Expired.DROP or settings.dead_letter is DeadLetter.DROP:",
         "if True:",
         ("queue", "lives", "dead"),
@@ -140,16 +140,16 @@ EXPIRY = (
     ),
     Fault(
         "what is too much is dropped where it is to become dead letters",
-        "broker.queues.by_settings:makes_letters_of_surplus",
+        "broker.queues.policy:makes_letters_of_surplus",
         "return drops and",
         "return False and",
         ("queue", "drop_head", "letters of length"),
     ),
     Fault(
         "what is to become a letter, since it is too much, is lent",
-        "broker.queues.surplus:Surplus.fit",
-        "yield from self._found.missing(first, end)",
-        "yield first, end",
+        "broker.queues.dropping:Dropping.fit",
+        "yield from self._out.missing(first, end)",
+        "yield from [(first, end)] if self.reason is Reason.LENGTH else self._out.missing(first, end)",
         ("queue", "drop_head", "letters of length"),
         (
             (

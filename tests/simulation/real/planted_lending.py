@@ -7,14 +7,14 @@ from tests.simulation.real.fault import Fault
 LENDING = (
     Fault(
         "what one filter does not keep is dropped when there is another",
-        "broker.queues.by_settings:suits",
-        "filtered == settings.filter",
-        "bool(filtered) == bool(settings.filter)",
+        "broker.queues.policy:_terms_of",
+        "priority, settings.filter,",
+        'priority, settings.filter and "some",',
         ("queue", "filter"),
     ),
     Fault(
         "a group drops the record after those that its filter does not keep",
-        "broker.queues.dropping:of_set",
+        "broker.queues.dropping:Dropping._unwanted",
         "yield at, until",
         "yield at, until + 1",
         ("queue", "filter"),
@@ -22,8 +22,8 @@ LENDING = (
     Fault(
         "a group's filter is not asked about what is lent",
         "broker.queues.lending:Ready._fit",
-        "return unsettled if self.sieve is None else self.sieve.fit(unsettled)",
-        "return unsettled",
+        "self.masks.fit(self._state.settled.missing(first, end))",
+        "self._state.settled.missing(first, end)",
         ("queue", "filter"),
     ),
     Fault(

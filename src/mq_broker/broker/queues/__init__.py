@@ -11,10 +11,11 @@ ordering    the same where records of a key, or all, are worked on one after ano
 key_index   which key each record has; key_reading: reads the keys
 sieve       what a group's filter keeps away; filter_reading: compares rows with filters
 sifting     what members with filters of their own are lent; checked_filters: whether those fit the topic
-by_settings what of these a group's settings need
+dropping    what is lent to nobody, and dropped: what has expired, or is too much, or what the sieve does not keep
+policy      what of these a group's settings need
 requests    what members ask, and are told; draft: what is put into one entry
 unsettled   what members ask to settle, until it has an answer
-gathering   one group in one partition: requests become entries, one on its way at a time
+gathering   one group in one partition: requests become entries, several on their way at a time
 working     every group of the partitions that are led here
 leasing     the methods Lease and Settle
 """

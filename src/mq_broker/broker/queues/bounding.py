@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.queues.kept import Kept
-from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.length import drop_of, excess_of, surplus_of
+from mq_broker.broker.queues.policy import Policy
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Drop, Step
 from mq_protocol.queue_settings import QueueSettings
@@ -36,7 +36,7 @@ class Bounding:
             self.kept.written(steps)
             self.kept.count()
 
-    def bounded(self, state: WorkState, settings: QueueSettings, ready: Ready) -> Drop | None:
+    def bounded(self, state: WorkState, settings: QueueSettings, policy: Policy) -> Drop | None:
         """What drops the rest, once all is counted, unless that becomes dead letters."""
         if self.kept is not None and not self.kept.count():
             return None
@@ -44,7 +44,7 @@ class Bounding:
         excess = excess_of(state, settings, end, self.kept)
         if excess is None:
             return None
-        if ready.surplus is None:
+        if policy.surplus is None:
             return drop_of(state, index, end, excess)
-        ready.surplus.add(surplus_of(state, index, end, excess, ready.limit))
+        policy.surplus.add(surplus_of(state, index, end, excess, policy.ready.limit))
         return None

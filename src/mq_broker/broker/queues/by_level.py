@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
+from mq_broker.broker.queues.dropping import Masks
 from mq_broker.broker.queues.lending import LOOKED_AT_MAX, Choice, Ready, Wish
 from mq_broker.broker.queues.levels import Levels
 from mq_broker.core.work.ranges import Range
@@ -35,12 +36,14 @@ _SLACK: Final = 10_000
 class ByLevel(Ready):
     """Owns what came back, by levels, and what is known of levels."""
 
-    def __init__(self, state: WorkState, limit: int, index: OffsetIndex, priority: Priority) -> None:
+    def __init__(
+        self, state: WorkState, limit: int, index: OffsetIndex, priority: Priority, masks: Masks | None = None
+    ) -> None:
         self.priority = priority
         self._index = index
         self._owed = 0  # with `weighted`: half records of the lower levels
         self._scanning = False
-        super().__init__(state, limit)
+        super().__init__(state, limit, masks)
 
     def begin(self) -> None:
         super().begin()

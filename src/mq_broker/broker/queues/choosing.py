@@ -11,6 +11,7 @@ from mq_broker.broker.queues.declared import Queue
 from mq_broker.broker.queues.draft import Draft, Lending
 from mq_broker.broker.queues.holdings import INHERITED_LEASE_MS_MIN, Holdings
 from mq_broker.broker.queues.lending import Ready, Wish, fitting
+from mq_broker.broker.queues.policy import Policy
 from mq_broker.broker.queues.requests import Asking, Lent
 from mq_broker.broker.queues.waiting import Waiting
 from mq_broker.core.work.state import WorkState
@@ -48,7 +49,7 @@ class Choosing:
         self,
         draft: Draft,
         queue: Queue,
-        ready: Ready,
+        policy: Policy,
         holdings: Holdings,
         now_ms: int,
         now_us: int,
@@ -56,7 +57,7 @@ class Choosing:
     ) -> None:
         """Lend those who wait what is ready, by the draft; tell those who only want to know. `error`: why no entry can
         be written: whoever would be lent something is refused."""
-        looked, end = 0, ready.upto(self._partition.next_offset)
+        ready, looked, end = policy.ready, 0, policy.masks.upto(self._partition.next_offset)
         full = partial(holdings.full, limit=ready.limit)
         for asking in self._asking.in_turn(spill=queue.settings.spill, full=full):
             room = queue.settings.in_flight_max - self._state.leased
@@ -71,7 +72,7 @@ class Choosing:
             records = members.records(asking.member)
             if full(asking.member):
                 continue
-            of = ready.of(asking.filter)
+            of = policy.of(asking.filter)
             if records and self._is_reserved(asking.member, of, queue, now_ms, now_us):
                 continue
             wish = self.wish(asking, min(room, ready.most(records)), now_ms, alone=not records)

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Final
 
-from mq_broker.broker.queues.dropping import Dropping, of_set
+from mq_broker.broker.queues.dropping import Dropping
 from mq_broker.broker.queues.lives import Lives
-from mq_broker.core.work.offset_set import OffsetSet
 from mq_broker.core.work.ranges import Range, Ranges, joined
-from mq_broker.core.work.state import NO_MARK, Mark, WorkState
+from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Park, Reason, Step
 from mq_broker.storage.offset_index import OffsetIndex
 
@@ -44,22 +43,20 @@ class Fate(Enum):
 class Expiring(Dropping):
     """Owns which of a group's records have expired: those before `floor`, and some behind. That never goes back.
 
-    `fate`: what becomes of them. `ordered`: nothing is lent until what has expired is gone. `behind`: what has expired
-    is not all known yet, so nothing may be lent in this turn.
+    `fate`: what becomes of them. `behind`: what has expired is not all known yet, so nothing may be lent in this turn.
     """
 
     reason = Reason.EXPIRED
 
     def __init__(self, state: WorkState, index: OffsetIndex, ttl_ms: int, fate: Fate, *, ordered: bool) -> None:
         """`ttl_ms`: the group's, 0 for none."""
-        super().__init__(state)
+        super().__init__(state, ordered=ordered)
+        self.letters = fate is Fate.SENT
         self.ttl_ms = ttl_ms
         self.fate = fate
         self.floor = state.base
         self.behind = True
         self._index = index
-        self._ordered = ordered
-        self._expired = OffsetSet(state.base)
         self._lives = Lives(state.base)
         self._now_us = 0
         self._next_us = self._again_ms = 0  # nothing more expires by the group's `ttl_ms` before
@@ -67,8 +64,7 @@ class Expiring(Dropping):
     def look(self, now_us: int, now_ms: int) -> None:
         """By the time since 1970 that is believed, and the monotonic clock."""
         self._now_us = max(self._now_us, now_us)
-        if self._expired.base < self._state.base:
-            self._expired.add([(self._expired.base, self._state.base)])  # nothing there is asked for any more
+        self._forget_settled()
         if self.ttl_ms and now_us >= self._next_us and self.floor < self._index.log_end_offset:
             self._raise_floor(now_us)
         read = self._lives.read(self._index, self._state.settled)
@@ -84,7 +80,7 @@ class Expiring(Dropping):
         floor = self._index.find_time(now_us - ttl_us + 1)
         if floor > self.floor:
             heapq.heappush(self._pending, (self.floor, floor))
-            self._expired.add([(self.floor, floor)])
+            self._out.add([(self.floor, floor)])
             self.floor = floor
         first_us = self._index.newest_us(floor)
         # The next batch may be too old already when it comes: it has the time at which it was written, not committed.
@@ -95,7 +91,7 @@ class Expiring(Dropping):
         if not found:
             return
         found.sort()
-        self._expired.add(found)
+        self._out.add(found)
         for each in joined(found):
             heapq.heappush(self._pending, each)
         if len(self._pending) > _PENDING_MAX:
@@ -106,11 +102,6 @@ class Expiring(Dropping):
         """What was never lent may be lent up to there, as far as it has not expired."""
         return max(self._lives.end, self.floor)
 
-    @property
-    def sends(self) -> bool:
-        """Whether some are to be sent."""
-        return self.fate is Fate.SENT and bool(self._pending)
-
     def due(self, now_ms: int) -> bool:
         """Whether it is to be looked again, though nobody asks for records."""
         return now_ms >= self._again_ms
@@ -119,7 +110,7 @@ class Expiring(Dropping):
         """What of these has not expired."""
         known_to = self.known_to
         for first, end in ranges:
-            yield from self._expired.missing(first, min(end, known_to))
+            yield from self._out.missing(first, min(end, known_to))
             if end > known_to:
                 yield from self._by_index(max(first, known_to), end)
 
@@ -133,15 +124,12 @@ class Expiring(Dropping):
             first = found[-1][1] if found else end
 
     def held_back(self, limit: int) -> bool:
-        """Whether nothing may be lent: what comes before is not gone yet. `limit`: the group's `delivery_limit`."""
-        if self.behind or not self._ordered:
-            return self.behind
-        while self._taken and not self._any_droppable(*self._taken[-1], limit):
-            self._taken.pop()
-        return bool(self._pending or self._taken)
+        return self.behind or super().held_back(limit)
+
+    def upto(self, end: int) -> int:
+        return min(end, self.known_to)
 
     def looked_to(self, end: int, limit: int) -> int:
-        """Up to there everything that may be lent could have been; where letters wait, nothing may."""
         if self.behind:
             return self._state.base
         return end if self.fate is Fate.SENT or not self.held_back(limit) else self.floor
@@ -150,28 +138,8 @@ class Expiring(Dropping):
         """Look through all of them anew: the limit above which a record is doomed is another one."""
         self._pending, self._taken = [(self._state.base, self.known_to)], []
 
-    def take(self, most: int, limit: int) -> list[tuple[int, int, Mark]]:
-        """Those that are to become dead letters; they are forgotten here until `give_back`."""
-        if self.fate is not Fate.SENT:
-            return []
-        found = [(first, end, mark or NO_MARK) for first, end, mark in self._take(most, limit)]
-        if not self._ordered:
-            self._taken = []
-        return found
-
-    def give_back(self, runs: Iterable[tuple[int, int, Mark]]) -> None:
-        """They were not sent, perhaps."""
-        for first, end, _ in runs:
-            heapq.heappush(self._pending, (first, end))
-
-    def with_drop(self, steps: tuple[Step, ...], limit: int) -> tuple[Step, ...]:
-        return steps if self.fate is Fate.SENT else super().with_drop(steps, limit)
-
     def _gone(self, ranges: Ranges) -> Step:
         return Park(ranges) if self.fate is Fate.PARKED else super()._gone(ranges)
-
-    def _unwanted(self, first: int, end: int) -> Iterator[Range]:
-        return of_set(self._expired, first, end)
 
 
 def covering(ranges: Iterable[Range]) -> list[Range]:

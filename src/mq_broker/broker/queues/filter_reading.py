@@ -14,7 +14,7 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.queues.gathering import Gathering
-from mq_broker.broker.queues.lending import Ready
+from mq_broker.broker.queues.policy import Policy
 from mq_broker.broker.queues.sieve import Wanting
 from mq_broker.broker.runtime.places import Places
 from mq_broker.core.work.ranges import Range
@@ -49,13 +49,13 @@ class FilterReading:
         self._reading: dict[Wanting, asyncio.Task[None]] = {}
         self._alarms: dict[tuple[str, str], str] = {}
 
-    def look(self, gathering: Gathering, ready: Ready) -> None:
+    def look(self, gathering: Gathering, policy: Policy) -> None:
         """The group may lack rows."""
         end = gathering.partition.next_offset
-        lacking = [each for each in ready.wanting() if each not in self._reading and not each.knows(end)]
+        lacking = [each for each in policy.wanting() if each not in self._reading and not each.knows(end)]
         for wanting in lacking:
             name = f"filter of {gathering.group} of {gathering.partition.name}"
-            task = self._reading[wanting] = self._shell.spawn(self._run(gathering, ready, wanting), name)
+            task = self._reading[wanting] = self._shell.spawn(self._run(gathering, policy, wanting), name)
             task.add_done_callback(partial(self._ended, wanting))
 
     def _ended(self, wanting: Wanting, task: asyncio.Task[None]) -> None:
@@ -69,11 +69,14 @@ class FilterReading:
     def close(self) -> None:
         self._places.close()
 
-    async def _run(self, gathering: Gathering, ready: Ready, wanting: Wanting) -> None:
+    async def _run(self, gathering: Gathering, policy: Policy, wanting: Wanting) -> None:
         """Until the filter knows what it wants for now."""
         partition = gathering.partition
         bound: tuple[pa.Schema, RowFilter] | None = None
-        while self._reads(gathering, ready, wanting) and (wanted := wanting.to_read(partition.next_offset)) is not None:
+        while self._reads(gathering, policy, wanting):
+            wanted = wanting.to_read(partition.next_offset)
+            if wanted is None:
+                break
             schema = partition.topic.schema
             try:
                 if bound is None or bound[0] is not schema:
@@ -88,8 +91,8 @@ class FilterReading:
         self._tell(gathering, "")
 
     @staticmethod
-    def _reads(gathering: Gathering, ready: Ready, wanting: Wanting) -> bool:
-        return gathering.reads(ready) and wanting in ready.wanting()
+    def _reads(gathering: Gathering, policy: Policy, wanting: Wanting) -> bool:
+        return gathering.reads(policy) and wanting in policy.wanting()
 
     async def _read(
         self, partition: Partition, wanted: Range, schema: pa.Schema, row_filter: RowFilter

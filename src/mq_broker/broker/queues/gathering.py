@@ -17,7 +17,6 @@ from typing import Final
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.queues.bounding import Bounding
-from mq_broker.broker.queues.by_settings import goes_by_itself, ready_of, suits
 from mq_broker.broker.queues.choosing import HELD_AT_ONCE, Choosing
 from mq_broker.broker.queues.declared import Queue
 from mq_broker.broker.queues.draft import DONE, Draft, Lending, backoff_of, dead_letters, is_rare, tell_sendings
@@ -25,6 +24,7 @@ from mq_broker.broker.queues.holdings import RETURNED_AT_ONCE, Holdings, tell_ex
 from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.members import replaced
 from mq_broker.broker.queues.ordering import ByKey, Single
+from mq_broker.broker.queues.policy import Policy, goes_by_itself
 from mq_broker.broker.queues.presence import Presence, Session
 from mq_broker.broker.queues.requests import Asking, Lent, OwnSteps, Sending, Settling
 from mq_broker.broker.queues.told import told_of
@@ -68,7 +68,7 @@ class Gathering:
         stood_still: Callable[[], bool],
         on_outbox: Callable[[Gathering, WorkState], None] = lambda *_: None,
         on_doomed: Callable[[Gathering], None] = lambda _: None,
-        on_rows: Callable[[Gathering, Ready], None] = lambda *_: None,
+        on_rows: Callable[[Gathering, Policy], None] = lambda *_: None,
         on_refused: Callable[[Gathering, TritonMQError], None] = lambda *_: None,
     ) -> None:
         """`queue`: the group's declaration, None if there is none. `now_ms`, `now_us`: the monotonic clock, and the
@@ -109,7 +109,7 @@ class Gathering:
         self._state: WorkState | None = None
         self._committed: WorkState | None = None
         self._holdings: Holdings
-        self._ready: Ready
+        self._policy: Policy
         self.bounding = Bounding(partition)
         self._scanned = False
         self._for_trim: asyncio.TimerHandle | None = None
@@ -199,25 +199,29 @@ class Gathering:
         if self._state is None or not self._scanned:
             return []
         missing = self._state.settled.missing
-        taken = self._ready.take(most, reason)
-        if reason is not None and not taken and self._ready.sends:
+        taken = self._policy.take(most, reason)
+        if reason is not None and not taken and self._policy.sends:
             self.wake()  # there is more to look at
         return [(low, high, mark) for a, b, mark in taken for low, high in missing(a, b)]
 
     def doomed_again(self, runs: list[tuple[int, int, Mark]]) -> None:
         """They are to become dead letters still, perhaps."""
         if self._state is not None and runs:
-            self._ready.doomed_again(runs)
+            self._policy.doomed_again(runs)
             self.wake()
+
+    @property
+    def _ready(self) -> Ready:
+        return self._policy.ready
 
     @property
     def queue(self) -> Queue | None:
         """As it is declared."""
         return self._queue()
 
-    def reads(self, ready: Ready) -> bool:
+    def reads(self, policy: Policy) -> bool:
         """Whether the group goes by this still."""
-        return not self.closed and self._state is not None and self._ready is ready
+        return not self.closed and self._state is not None and self._policy is policy
 
     def used_ms(self) -> int:
         """When the group was in use last, as far as is known here, by the monotonic clock: a member asked or settled
@@ -241,14 +245,14 @@ class Gathering:
     @property
     def has_clocks(self) -> bool:
         """Whether time has to be told to it."""
-        known = self._state is not None and (bool(self._state.leases) or self._ready.expiring is not None)
+        known = self._state is not None and (bool(self._state.leases) or self._policy.expiring is not None)
         return known or self.present.keeps_time
 
     def beat(self, now_ms: int) -> None:
         """Time has passed."""
         for member in self.present.before_others():
             self._asking.heard_of(member)
-        known = self._state is not None and (self._holdings.due(now_ms) or self._ready.expires(now_ms))
+        known = self._state is not None and (self._holdings.due(now_ms) or self._policy.expires(now_ms))
         if known or self.present.due(now_ms):
             self.wake()
 
@@ -339,18 +343,18 @@ class Gathering:
         if self._scanned:
             if not self._ready.wake(now_us):
                 self.wake()
-            if not queue.settings.paused and not self._ready.held_back:
-                self._choosing.choose(draft, queue, self._ready, self._holdings, now_ms, now_us, error)
+            if not queue.settings.paused and not self._policy.masks.held_back(self._ready.limit):
+                self._choosing.choose(draft, queue, self._policy, self._holdings, now_ms, now_us, error)
         if error is None:
             self._add_own(draft, state, queue)
         else:
             self._refuse_own(queue, error)
         if self._scanned:
             self._were_judged(waited)
-            if self._ready.sends and isinstance(queue.settings.dead_letter, str):
+            if self._policy.sends and isinstance(queue.settings.dead_letter, str):
                 self._on_doomed(self)
-        if not self._ready.knows(self.partition.next_offset):
-            self._on_rows(self, self._ready)
+        if not self._policy.knows(self.partition.next_offset):
+            self._on_rows(self, self._policy)
         self._propose(draft, state.life)
         self._go_on(draft)
 
@@ -382,7 +386,7 @@ class Gathering:
         end = self.partition.next_offset
         for asking in filter(self._asking.has, waited):
             asking.end = end if asking.end < 0 else asking.end
-            looked = not asking.looking and asking.end <= self._ready.of(asking.filter).looked_to(end)
+            looked = not asking.looking and asking.end <= self._policy.looked_to(asking.filter, end)
             if asking.reconciled and looked:
                 asking.note_judged()
                 if asking.hurry:
@@ -398,18 +402,18 @@ class Gathering:
             self._state = state = state.copy()
             self._choosing.begin(state)
             self.bounding.begin()
-            self._holdings, self._ready = Holdings(state, self.epoch), ready_of(state, queue.settings, index)
+            self._holdings, self._policy = Holdings(state, self.epoch), Policy(state, queue.settings, index)
         state, start = self._state, self.partition.replica.machine.log_start_offset
         state.pass_to(start)
-        if not suits(self._ready, queue.settings, index):
-            self._ready, self._scanned = ready_of(state, queue.settings, index), False
+        if not self._policy.suits(queue.settings, index):
+            self._policy, self._scanned = Policy(state, queue.settings, index), False
         elif limit != self._ready.limit or self._ready.overgrown():
             self._scanned = False
-            self._ready.begin_with(limit)
+            self._policy.begin_with(limit)
         if not self._holdings.take_up(SCANNED_AT_ONCE, queue.settings.lease_ms, now_ms):
             self.wake()
             return False
-        if not self._ready.expire(self._now_us(), now_ms):
+        if not self._policy.expire(self._now_us(), now_ms):
             self.wake()
         if self.has_clocks:
             self._keep_time()
@@ -418,13 +422,13 @@ class Gathering:
         if not self.bounding.keep_up(state, queue.settings):
             self.wake()
         self._ready.trimmed(start)
-        refused = self._ready.use({asking.filter for asking in self._asking.values()}, now_ms)
+        refused = self._policy.filters.use({asking.filter for asking in self._asking.values()}, state, now_ms)
         for asking in self._asking.values() if refused else ():
             if asking.filter in refused:
                 self._asking.leave(asking)
                 asking.refuse(refused[asking.filter])
-        if not self._ready.knows_lent and not self._ready.knows(self.partition.next_offset):
-            self._on_rows(self, self._ready)  # it cannot be judged what comes after what; it is woken with the keys
+        if not self._ready.knows_lent and not self._policy.knows(self.partition.next_offset):
+            self._on_rows(self, self._policy)  # it cannot be judged what comes after what; it is woken with the keys
             return False
         self._scanned = self._ready.scan(SCANNED_AT_ONCE)
         if not self._scanned and self._ready.order is not None:
@@ -436,9 +440,8 @@ class Gathering:
         """What is left for another turn, or for later."""
         unjudged = any(not asking.reconciled for asking in self._asking.values())
         queue = self._queue()
-        by_itself = self._loop.time() >= self._by_itself_from and (
-            (queue is not None and self._dooms(queue)) or self._holdings.due(self._now_ms()) or self._ready.drops_more
-        )
+        wants = (queue is not None and self._dooms(queue)) or self._policy.masks.unfinished
+        by_itself = (wants or self._holdings.due(self._now_ms())) and self._loop.time() >= self._by_itself_from
         more = self._unsettled.unjudged or self._own or self._sendings or not self._scanned or unjudged or by_itself
         if more or draft.steps:  # what was settled may let others be settled, or lent
             self.wake()
@@ -531,7 +534,7 @@ class Gathering:
             self._note(steps)
 
     def _note(self, steps: Sequence[Step]) -> None:
-        self._ready.written(steps, self._now_ms())
+        self._policy.written(steps, self._now_ms())
         self.bounding.written(steps)
 
     def _note_judged(self, draft: Draft) -> None:
@@ -553,7 +556,8 @@ class Gathering:
         """Behind what was lent, what the leader wants by itself, as far as it fits."""
         dead_letter = queue.settings.dead_letter
         if self._loop.time() >= self._by_itself_from:
-            self._add(draft, self._ready.with_drops(tuple(draft.steps))[len(draft.steps) :])
+            dropping = self._policy.masks.with_drops(tuple(draft.steps), self._ready.limit)
+            self._add(draft, dropping[len(draft.steps) :])
         if draft.lends and self._dooms(queue) and isinstance(dead_letter, DeadLetter):
             doomed = self._ready.take_doomed(DOOMED_AT_ONCE)
             steps = dead_letters(doomed, dead_letter)
@@ -569,7 +573,7 @@ class Gathering:
                 draft.own = self._own.popleft()
                 self._add(draft, own.steps)
         if self._scanned:
-            drop = self.bounding.bounded(state, queue.settings, self._ready)
+            drop = self.bounding.bounded(state, queue.settings, self._policy)
             if drop is not None and draft.has_room([drop]):
                 self._add(draft, [drop])
 
@@ -590,7 +594,7 @@ class Gathering:
     def _refuse_own(self, queue: Queue, error: TritonMQError) -> None:
         if self._own:
             self._own.popleft().done(error)
-        if self._dooms(queue) or self._ready.drops_more:
+        if self._dooms(queue) or self._policy.masks.unfinished:
             self._try_later()
 
     def _try_later(self) -> None:
@@ -658,7 +662,7 @@ class Gathering:
             return
         self._asking.lent(asking, sum(b - a for a, b, _ in runs))
         wish = self._choosing.wish(asking, 1, self._now_ms(), alone=False)
-        end, of = self._ready.upto(self.partition.next_offset), self._ready.of(asking.filter)
+        end, of = self._policy.masks.upto(self.partition.next_offset), self._policy.of(asking.filter)
         ready = not self.closed and bool(of.is_ready(wish, self._delay_us(), end))
         told, of_order = told_of(runs), self._ready.ordered
         asking.answer(Lent(lease, told, lending.lease_ms, ready, (), *of_order, lending.choice.bytes))

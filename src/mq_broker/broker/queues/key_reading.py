@@ -16,8 +16,8 @@ import pyarrow as pa
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.queues.gathering import Gathering
-from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.ordering import LOOK_AHEAD_MAX, ByKey
+from mq_broker.broker.queues.policy import Policy
 from mq_broker.broker.runtime.places import Places
 from mq_broker.core.work.ranges import Range
 from mq_protocol.arrow import decode_batch
@@ -51,15 +51,16 @@ class KeyReading:
         self._reading: dict[ByKey, asyncio.Task[None]] = {}
         self._alarms: dict[tuple[str, str], tuple[ByKey, str]] = {}
 
-    def look(self, gathering: Gathering, keys: Ready) -> None:
+    def look(self, gathering: Gathering, policy: Policy) -> None:
         """The group may lack keys."""
+        keys = policy.ready
         if not isinstance(keys, ByKey):
             return
         task = self._reading.get(keys)
         if task is None or task.done():
             self._reading = {known: each for known, each in self._reading.items() if not each.done()}
             name = f"keys of {gathering.group} of {gathering.partition.name}"
-            self._reading[keys] = self._shell.spawn(self._run(gathering, keys), name)
+            self._reading[keys] = self._shell.spawn(self._run(gathering, policy, keys), name)
 
     def alarm(self, partition: str, group: str) -> str:
         """Why no more keys are known; empty if all is well."""
@@ -68,10 +69,10 @@ class KeyReading:
     def close(self) -> None:
         self._places.close()
 
-    async def _run(self, gathering: Gathering, keys: ByKey) -> None:
+    async def _run(self, gathering: Gathering, policy: Policy, keys: ByKey) -> None:
         """Until the group has what it wants for now."""
         partition = gathering.partition
-        while gathering.reads(keys) and (wanted := keys.to_read(partition.next_offset)) is not None:
+        while gathering.reads(policy) and (wanted := keys.to_read(partition.next_offset)) is not None:
             try:
                 until, found = await self._read(partition, wanted, keys.ordered[1])
             except TritonMQError as error:
@@ -80,7 +81,7 @@ class KeyReading:
                 continue
             keys.add(until, *found)
             gathering.wake()
-        stuck = keys.full and gathering.reads(keys)
+        stuck = keys.full and gathering.reads(policy)
         self._tell(
             gathering,
             keys,

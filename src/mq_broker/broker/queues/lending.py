@@ -12,18 +12,13 @@ from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from mq_broker.broker.queues.dropping import Dropping
-from mq_broker.broker.queues.expiring import Expiring
-from mq_broker.broker.queues.sieve import Sieve, Wanting
-from mq_broker.broker.queues.surplus import Surplus
+from mq_broker.broker.queues.dropping import Masks
 from mq_broker.core.work.order import Order
 from mq_broker.core.work.ranges import Range, Ranges
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
-from mq_broker.core.work.steps import Reason, Reject, Reset, Return, Step
+from mq_broker.core.work.steps import Reject, Reset, Return, Step
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.errors import InvalidSetting, TritonMQError
 from mq_protocol.queue_settings import Order as Ordered
-from mq_protocol.queue_settings import Priority
 
 RANGES_PER_LEASE_MAX: Final = 1_000
 """A lease is one step of an entry, which several requests share."""
@@ -129,31 +124,14 @@ class Ready:
     ordered: tuple[Ordered, str] = Ordered.NONE, ""
     """The settings `order` and `order_by`."""
 
-    sieve: Sieve | None = None
-    """Of the group's filter."""
-
-    expiring: Expiring | None = None
-    """By the group's `ttl_ms`."""
-
-    surplus: Surplus | None = None
-    """What is too much by the group's bounds and becomes dead letters."""
-
-    priority = Priority.IGNORE
-    """By which priorities of records it goes."""
-
     at_once = RECORDS_MAX
     """Once so many records are lent by one entry, nobody else is looked at for it."""
 
-    def __init__(self, state: WorkState, limit: int) -> None:
+    def __init__(self, state: WorkState, limit: int, masks: Masks | None = None) -> None:
+        """`masks`: what they do not let through is lent to nobody."""
         self._state = state
         self.limit = limit
-        self.begin()
-
-    def begin_with(self, limit: int) -> None:
-        """With that `delivery_limit`."""
-        if self.expiring is not None and limit != self.limit:
-            self.expiring.again()
-        self.limit = limit
+        self.masks = masks or Masks()
         self.begin()
 
     def begin(self) -> None:
@@ -213,60 +191,16 @@ class Ready:
 
     def written(self, steps: Collection[Step], now_ms: int) -> None:
         """They are in the state from now on. `now_ms`: of the monotonic clock."""
-        self._note_dropped(steps)
         for step in steps:
             if isinstance(step, Return | Reject | Reset):
                 self.came_back(step.ranges)
-
-    def _note_dropped(self, steps: Collection[Step]) -> None:
-        for each in self._droppings():
-            each.written(steps)
-
-    def _droppings(self) -> list[Dropping]:
-        return [each for each in (self.expiring, self.surplus, self.sieve) if each is not None]
-
-    def with_drops(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        """These steps of an entry, and behind them those that drop what this leader wants to be gone, if they fit."""
-        for each in self._droppings():
-            steps = each.with_drop(steps, self.limit)
-        return steps
-
-    def expire(self, now_us: int, now_ms: int) -> bool:
-        """By the time since 1970 that is believed, and the monotonic clock. Returns whether all was found that has
-        expired by then: so much is done in one turn, and the rest in another."""
-        if self.expiring is None:
-            return True
-        self.expiring.look(now_us, now_ms)
-        return not self.expiring.behind
-
-    @property
-    def drops_more(self) -> bool:
-        """Whether there is more to look at that may be dropped."""
-        return any(each.unfinished for each in self._droppings())
-
-    def expires(self, now_ms: int) -> bool:
-        """Whether it is to be looked for what has expired, though nobody asks for records."""
-        return self.expiring is not None and self.expiring.due(now_ms)
 
     def trimmed(self, start: int) -> None:
         """The log begins there by now."""
 
     def knows(self, end: int) -> bool:
         """Whether nothing of the records is to be read now. `end`: of the log."""
-        return all(each.knows(end) for each in self.wanting())
-
-    def wanting(self) -> list[Wanting]:
-        """Whoever wants rows to be compared with filters."""
-        return [] if self.sieve is None else [self.sieve]
-
-    def use(self, texts: Collection[str], now_ms: int) -> dict[str, TritonMQError]:
-        """Members ask with these filters of their own, empty for none. Returns those that are refused, and why."""
-        why = "filter of a member needs a group with order=none: what others are to be lent first would hold it up"
-        return {text: InvalidSetting(f"{why}. Set the group's filter instead") for text in texts if text}
-
-    def of(self, text: str) -> Ready:
-        """The records that this filter keeps, of those that `use` has named; all for the empty one."""
-        return self
+        return True
 
     @property
     def active(self) -> str | None:
@@ -275,27 +209,12 @@ class Ready:
 
     def looked_to(self, end: int) -> int:
         """Up to there everything that may be lent could have been, of a log that ends at `end`."""
-        if self.expiring is not None:
-            end = self.expiring.looked_to(end, self.limit)
-        return end if self.sieve is None else self.sieve.looked_to(end)
+        return end
 
     @property
     def knows_lent(self) -> bool:
         """Whether what is to be known is, of all records that somebody has or had."""
         return True
-
-    @property
-    def held_back(self) -> bool:
-        """Whether nothing may be lent for now."""
-        expired = self.expiring is not None and self.expiring.held_back(self.limit)
-        too_many = self.surplus is not None and self.surplus.held_back(self.limit)
-        return expired or too_many or (self.sieve is not None and self.sieve.held_back)
-
-    def upto(self, end: int) -> int:
-        """Where the records end that may be lent, of a log that ends at `end`."""
-        if self.expiring is not None:
-            end = min(end, self.expiring.known_to)
-        return end if self.sieve is None else min(end, self.sieve.lendable_to)
 
     def most(self, held: int) -> int:
         """How many records a member may be lent that holds so many."""
@@ -348,30 +267,13 @@ class Ready:
                             found.append((a, b, mark))
         return found
 
-    def take(self, most: int, reason: Reason | None) -> list[tuple[int, int, Mark]]:
-        """The same of those that have expired, or are too many, and were not doomed before. None: those that are."""
-        if reason is None:
-            return self.take_doomed(most)
-        of = self.expiring if reason is Reason.EXPIRED else self.surplus
-        return [] if of is None else of.take(most, self.limit)
-
     def doomed_again(self, runs: list[tuple[int, int, Mark]]) -> None:
         self._doomed += [(first, end) for first, end, _ in runs]
-        if self.expiring is not None:
-            self.expiring.give_back(runs)
-        if self.surplus is not None:
-            self.surplus.give_back(runs)
 
     @property
     def dooms(self) -> bool:
         """Whether there is something for `take_doomed`, perhaps."""
         return bool(self._doomed)
-
-    @property
-    def sends(self) -> bool:
-        """Whether something may have to become dead letters that go to a topic."""
-        leaving = (self.expiring, self.surplus)
-        return bool(self._doomed) or any(each is not None and each.sends for each in leaving)
 
     # ------------------------------------------------------------------ choosing
 
@@ -457,13 +359,8 @@ class Ready:
             self._push(first, end)
 
     def _fit(self, first: int, end: int) -> Iterator[Range]:
-        """Of these records the unsettled ones that the filter keeps."""
-        unsettled = self._state.settled.missing(first, end)
-        if self.expiring is not None:
-            unsettled = self.expiring.fit(unsettled)
-        if self.surplus is not None:
-            unsettled = self.surplus.fit(unsettled)
-        return unsettled if self.sieve is None else self.sieve.fit(unsettled)
+        """Of these records the unsettled ones that may be lent."""
+        return iter(self.masks.fit(self._state.settled.missing(first, end)))
 
     def _choose_of(self, candidate: Range, choice: Choice) -> int:
         """Take what may be lent of the candidate. Returns where that ends which was looked at."""

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
+from mq_broker.broker.queues.dropping import Masks
 from mq_broker.broker.queues.key_index import KeyIndex
 from mq_broker.broker.queues.lending import CAME_BACK_MAX, Choice, Fits, Ready, Run, Wish
 from mq_broker.core.work.order import OneKey
@@ -49,8 +50,8 @@ class Single(Ready):
 
     ordered = Order.ALL, ""
 
-    def __init__(self, state: WorkState, limit: int) -> None:
-        super().__init__(state, limit)
+    def __init__(self, state: WorkState, limit: int, masks: Masks | None = None) -> None:
+        super().__init__(state, limit, masks)
         self.order = OneKey(state)
         self._active = ""
         self._seen_ms = 0  # when the active member asked last, or had something settled
@@ -155,13 +156,13 @@ class _Chain:
 class ByKey(Ready):
     """Records of one key are in order. Owns what is known of keys; somebody else reads them (`to_read`, `add`)."""
 
-    def __init__(self, state: WorkState, limit: int, order_by: str = "") -> None:
+    def __init__(self, state: WorkState, limit: int, order_by: str = "", masks: Masks | None = None) -> None:
         self.ordered = Order.KEY, order_by
         self.index = KeyIndex(state.settled)
         self.read_to = state.base
         self._now_us = 0
         self._undoing: list[tuple[_Chain, int, str | None]] | None = None
-        super().__init__(state, limit)
+        super().__init__(state, limit, masks)
         self.order = self
 
     def begin(self) -> None:
@@ -187,8 +188,7 @@ class ByKey(Ready):
 
     def knows(self, end: int) -> bool:
         """Whether nothing is to be read now: half of what may be read ahead is known."""
-        known = self.full or self.read_to >= min(end, max(self._lent_to(), self._fresh + READ_AHEAD // 2))
-        return known and super().knows(end)
+        return self.full or self.read_to >= min(end, max(self._lent_to(), self._fresh + READ_AHEAD // 2))
 
     @property
     def knows_lent(self) -> bool:
@@ -313,7 +313,6 @@ class ByKey(Ready):
     # ------------------------------------------------------------------ what has changed
 
     def written(self, steps: Collection[Step], now_ms: int) -> None:
-        self._note_dropped(steps)
         for step in steps:
             if isinstance(step, Accept | Drop | Send):
                 self._settled(step.ranges)

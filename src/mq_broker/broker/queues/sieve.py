@@ -10,8 +10,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
-from mq_broker.broker.queues.dropping import Dropping, of_set
-from mq_broker.core.work.offset_set import OffsetSet
+from mq_broker.broker.queues.dropping import Dropping
 from mq_broker.core.work.ranges import Range
 from mq_broker.core.work.state import SPAN_MAX, WorkState
 from mq_broker.core.work.steps import Reason
@@ -47,12 +46,9 @@ class Sieve(Dropping):
     reason = Reason.FILTERED
 
     def __init__(self, state: WorkState, text: str, *, ordered: bool = False) -> None:
-        """`ordered`: what comes after a record that is not kept is not lent before that is dropped."""
-        super().__init__(state)
+        super().__init__(state, ordered=ordered)
         self.text = text
-        self._ordered = ordered
         self.read_to = state.base
-        self._unfit = OffsetSet(state.base)
 
     # ------------------------------------------------------------------ reading ahead
 
@@ -76,11 +72,10 @@ class Sieve(Dropping):
     def add(self, until: int, unfit: Iterable[Range]) -> None:
         """The records up to `until` were read. `unfit`: those that the filter does not keep, ascending."""
         found = [(max(first, self.read_to), end) for first, end in unfit if end > self.read_to]
-        self._unfit.add(found)
+        self._out.add(found)
         if found:
             heapq.heappush(self._pending, (found[0][0], found[-1][1]))
-        if self._unfit.base < self._state.base:
-            self._unfit.add([(self._unfit.base, self._state.base)])  # nothing there is asked for any more
+        self._forget_settled()
         self.read_to = max(self.read_to, until)
 
     def _lent_to(self) -> int:
@@ -89,27 +84,23 @@ class Sieve(Dropping):
     # ------------------------------------------------------------------ what may be lent
 
     @property
-    def lendable_to(self) -> int:
+    def _lendable_to(self) -> int:
         """What was never lent may be lent up to there, as far as it is kept."""
         if not self._ordered:
             return self.read_to
         return min((first for first, _ in (*self._pending[:1], *self._taken)), default=self.read_to)
 
-    @property
-    def held_back(self) -> bool:
+    def upto(self, end: int) -> int:
+        return min(end, self._lendable_to)
+
+    def held_back(self, limit: int) -> bool:
         """Whether nothing may be lent: of what was lent before, not all is known to be kept."""
-        return self.lendable_to < self._lent_to()
+        return self._lendable_to < self._lent_to()
 
-    def looked_to(self, end: int) -> int:
-        """Up to there everything that may be lent could have been."""
-        return end if not self._pending and not self._taken and self.knows(end) else self.lendable_to
-
-    def fit(self, ranges: Iterable[Range]) -> Iterator[Range]:
-        """What of these is kept."""
-        for first, end in ranges:
-            yield from self._unfit.missing(first, end)
+    def looked_to(self, end: int, limit: int) -> int:
+        return end if not self._pending and not self._taken and self.knows(end) else self._lendable_to
 
     # ------------------------------------------------------------------ what is dropped
 
     def _unwanted(self, first: int, end: int) -> Iterator[Range]:
-        return of_set(self._unfit, first, min(end, self.read_to))
+        return super()._unwanted(first, min(end, self.read_to))

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
-from mq_broker.broker.queues.by_level import ByLevel
+from mq_broker.broker.queues.dropping import Masks
 from mq_broker.broker.queues.lending import LOOKED_AT_MAX, Choice, Fits, Ready, Wish
-from mq_broker.broker.queues.sieve import Wanting
 from mq_broker.core.work.offset_set import OffsetSet
 from mq_broker.core.work.ranges import Range, Ranges
 from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.core.work.steps import Reject, Reset, Return, Step
-from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.errors import InvalidSetting, TritonMQError
-from mq_protocol.queue_settings import Priority
 
 FILTERS_MAX: Final = 64
 """Different ones of a group in a partition."""
@@ -91,17 +88,21 @@ class Mask:
 class Sifted(Ready):
     """The ready records that one filter keeps. `_fresh`: below it everything was looked at, whoever had it."""
 
-    def __init__(self, of: Unordered, state: WorkState, text: str) -> None:
+    def __init__(self, state: WorkState, limit: int, masks: Masks, text: str) -> None:
         self.mask = Mask(state, text)
-        self._of = of
-        self._heard = of.came_back_end
-        super().__init__(state, of.limit)
-        self.sieve, self.expiring, self.surplus = of.sieve, of.expiring, of.surplus
+        self._heard: list[Range] = []
+        super().__init__(state, limit, masks)
 
     def begin(self) -> None:
         super().begin()
         self._scanned = self._scan_end = self._fresh = self.mask.looked_to = self._state.base
-        self._heard = self._of.came_back_end
+        self._heard = []
+
+    def hear(self, ranges: Ranges) -> None:
+        """These came back. It is looked at when somebody asks."""
+        self._heard += ranges
+        if len(self._heard) > CAME_BACK_MAX:
+            self.begin()
 
     def came_back(self, ranges: Ranges) -> None:
         fresh = self._fresh
@@ -112,31 +113,20 @@ class Sifted(Ready):
             super()._sort(first, end, mark)
 
     def looked_to(self, end: int) -> int:
-        known = end if self.mask.knows(end) else self.mask.read_to
-        return min(known, super().looked_to(end))
+        return end if self.mask.knows(end) else self.mask.read_to
 
     def choose(self, wish: Wish, now_us: int, end: int, fits: Fits) -> Choice:
-        self.sieve, self.expiring, self.surplus = self._of.sieve, self._of.expiring, self._of.surplus
         if self.overgrown():
             self.begin()
-        heard = self._hear()
-        if not (self.wake(now_us) and heard):
+        ranges, self._heard = tuple(self._heard[:CAME_BACK_AT_ONCE]), self._heard[CAME_BACK_AT_ONCE:]
+        self.came_back(ranges)
+        if not self.wake(now_us) or self._heard:
             choice = Choice(wish, now_us, fits)
             choice.looked = LOOKED_AT_MAX
             return choice
         choice = super().choose(wish, now_us, min(end, self.mask.read_to), fits)
         self.mask.looked_to = self._fresh
         return choice
-
-    def _hear(self) -> bool:
-        """Of what came back. Returns whether that was all."""
-        ranges = self._of.came_back_since(self._heard, CAME_BACK_AT_ONCE)
-        if ranges is None:
-            self.begin()
-            return True
-        self._heard += len(ranges)
-        self.came_back(ranges)
-        return self._heard >= self._of.came_back_end
 
     def _next(self, fresh_end: int) -> tuple[int, int, bool] | None:
         lent_to = max(self._state.frontier, self._state.marks.end())  # below it nothing waits for the state's bounds
@@ -155,28 +145,28 @@ class Sifted(Ready):
         return self.mask.fit(super()._fit(first, end))
 
 
-class Unordered(Ready):
-    """All ready records, in no order of keys, and a view of them for each filter that members ask with."""
+class MemberFilters:
+    """Owns a view of the ready records for each filter that members ask with. `of`: where those are lent from who have
+    none."""
 
-    def __init__(self, state: WorkState, limit: int) -> None:
-        self._know_no_filters()
-        super().__init__(state, limit)
-
-    def _know_no_filters(self) -> None:
+    def __init__(self, of: Ready) -> None:
+        self._of = of
         self._sifted: dict[str, Sifted] = {}
         self._used: dict[str, int] = {}  # when somebody asked with it last
         self._present: Collection[str] = ()
-        self._came_back: list[Range] = []
-        self._gone = 0  # of the ranges that came back, those that are not kept here any more
 
     def begin(self) -> None:
-        super().begin()
+        """The state is to be looked through anew, perhaps with another `delivery_limit`."""
         for each in self._sifted.values():
-            each.limit = self.limit
+            each.limit = self._of.limit
             each.begin()
 
-    def use(self, texts: Collection[str], now_ms: int) -> dict[str, TritonMQError]:
+    def use(self, texts: Collection[str], state: WorkState, now_ms: int) -> dict[str, TritonMQError]:
+        """Members ask with these filters of their own, empty for none. Returns those that are refused, and why."""
         self._present = [text for text in texts if text]
+        if self._of.order is not None:
+            why = "filter of a member needs a group with order=none: what others are to be lent first would hold it up"
+            return {text: InvalidSetting(f"{why}. Set the group's filter instead") for text in self._present}
         refused: dict[str, TritonMQError] = {}
         for text in self._present:
             if text not in self._sifted and len(self._sifted) >= FILTERS_MAX:
@@ -189,46 +179,21 @@ class Unordered(Ready):
                     continue
                 del self._sifted[idle], self._used[idle]
             if text not in self._sifted:
-                self._sifted[text] = Sifted(self, self._state, text)
+                self._sifted[text] = Sifted(state, self._of.limit, self._of.masks, text)
             self._used[text] = now_ms
         return refused
 
     def of(self, text: str) -> Ready:
-        return self._sifted.get(text, self) if text else self
+        """Where members are lent from that ask with it; empty: with none."""
+        return self._sifted.get(text, self._of) if text else self._of
 
-    def wanting(self) -> list[Wanting]:
-        masks = [self._sifted[text].mask for text in self._present if text in self._sifted]
-        return [*super().wanting(), *masks]
+    def wanting(self) -> list[Mask]:
+        """Whoever wants rows to be compared with a filter."""
+        return [self._sifted[text].mask for text in self._present if text in self._sifted]
 
-    # ------------------------------------------------------------------ what came back
-
-    @property
-    def came_back_end(self) -> int:
-        """How many ranges of records came back so far."""
-        return self._gone + len(self._came_back)
-
-    def came_back_since(self, heard: int, most: int) -> Ranges | None:
-        """Those after the first `heard` ones; None if they are not kept any more."""
-        at = heard - self._gone
-        return tuple(self._came_back[at : at + most]) if at >= 0 else None
-
-    # ------------------------------------------------------------------ what has changed
-
-    def written(self, steps: Collection[Step], now_ms: int) -> None:
-        super().written(steps, now_ms)
-        for step in steps if self._sifted else ():
-            if isinstance(step, Return | Reject | Reset):
-                self._came_back += step.ranges
-        cut = len(self._came_back) - CAME_BACK_MAX
-        if cut > 0:
-            cut += CAME_BACK_MAX // 2
-            del self._came_back[:cut]
-            self._gone += cut
-
-
-class ByLevelAndFilter(Unordered, ByLevel):
-    """The same by priorities of records. Members with filters are lent the lowest offsets that match, of any."""
-
-    def __init__(self, state: WorkState, limit: int, index: OffsetIndex, priority: Priority) -> None:
-        self._know_no_filters()
-        ByLevel.__init__(self, state, limit, index, priority)
+    def written(self, steps: Iterable[Step]) -> None:
+        """They are in the state from now on."""
+        for each in self._sifted.values():
+            for step in steps:
+                if isinstance(step, Return | Reject | Reset):
+                    each.hear(step.ranges)

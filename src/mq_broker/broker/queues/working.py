@@ -16,11 +16,10 @@ from typing import Final
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
-from mq_broker.broker.queues.by_settings import goes_by_itself
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.gathering import AGAIN_S, Gathering
 from mq_broker.broker.queues.kept import Kept
-from mq_broker.broker.queues.lending import Ready
+from mq_broker.broker.queues.policy import Policy, goes_by_itself
 from mq_broker.broker.queues.requests import Asking, Item, Lent, OwnSteps, Settling
 from mq_broker.core.work.settling import Answer
 from mq_broker.core.work.state import WorkState
@@ -96,7 +95,7 @@ class Working:
         now_us: Callable[[], int],
         on_outbox: Callable[[Gathering, WorkState], None] = lambda *_: None,
         on_doomed: Callable[[Gathering], None] = lambda _: None,
-        on_rows: Callable[[Gathering, Ready], None] = lambda *_: None,
+        on_rows: Callable[[Gathering, Policy], None] = lambda *_: None,
     ) -> None:
         self._shell = shell
         self._on_rows = on_rows

@@ -12,8 +12,8 @@ from typing import Any
 
 from mq_broker.broker.queues.declared import Queue
 from mq_broker.broker.queues.gathering import Gathering
-from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.ordering import ByKey
+from mq_broker.broker.queues.policy import Policy
 from mq_broker.broker.queues.requests import Asking, Item, Settling
 from mq_broker.core.entries import Append, Attributes, Entry, Operation, Trim, Work
 from mq_broker.core.machine.admission import Admit, judge
@@ -209,8 +209,9 @@ class Group:
         self.gathering = self._gathering()
         self.gathering.wake()
 
-    def _read(self, gathering: Gathering, keys: Ready) -> None:
+    def _read(self, gathering: Gathering, policy: Policy) -> None:
         """As many keys as it wants, at once."""
+        keys = policy.ready
         self.keys = keys if isinstance(keys, ByKey) else None
         while self.reads and isinstance(keys, ByKey) and (wanted := keys.to_read(self.led.next_offset)) is not None:
             known = [(offset, key) for offset in range(*wanted) if (key := self.key_of(offset)) is not None]

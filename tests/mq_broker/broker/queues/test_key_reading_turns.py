@@ -31,10 +31,14 @@ class World:
         self.woken = 0
         self.reads = True
         self.keys = ByKey(WorkState(1, 0), 3)
+        self.policy: Any = SimpleNamespace(ready=self.keys)
         topic = SimpleNamespace(schema=None)
         self.partition: Any = SimpleNamespace(name="t-0", next_offset=end, read=self._read, topic=topic)
         self.gathering: Any = SimpleNamespace(
-            group="g", partition=self.partition, reads=lambda keys: self.reads and keys is self.keys, wake=self._wake
+            group="g",
+            partition=self.partition,
+            reads=lambda policy: self.reads and policy is self.policy,
+            wake=self._wake,
         )
         shell: Any = SimpleNamespace(spawn=lambda work, what: asyncio.create_task(work, name=what))
         self.reading = KeyReading(shell)
@@ -42,7 +46,7 @@ class World:
         self.reading._places = places
 
     def look(self) -> None:
-        self.reading.look(self.gathering, self.keys)
+        self.reading.look(self.gathering, self.policy)
 
     @property
     def alarm(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.queues.dropping import DROPPED_AT_ONCE
-from mq_broker.broker.queues.lending import Ready
+from mq_broker.broker.queues.policy import Policy
 from mq_broker.broker.queues.sieve import Sieve
 from mq_broker.core.work.ranges import RANGES_MAX, joined
 from mq_broker.core.work.settling import Release
@@ -27,10 +27,11 @@ class Group(Unfiltered):
         self.fit, self.looks = fit, True
         super().__init__(records, **{"filter": "n > 0", **settings})
 
-    def _read(self, gathering: Any, ready: Ready) -> None:
-        super()._read(gathering, ready)
-        while self.looks and ready.sieve and (wanted := ready.sieve.to_read(self.led.next_offset)) is not None:
-            ready.sieve.add(wanted[1], joined((o, o + 1) for o in range(*wanted) if not self.fit(o)))
+    def _read(self, gathering: Any, policy: Policy) -> None:
+        super()._read(gathering, policy)
+        sieve = policy.sieve
+        while self.looks and sieve and (wanted := sieve.to_read(self.led.next_offset)) is not None:
+            sieve.add(wanted[1], joined((o, o + 1) for o in range(*wanted) if not self.fit(o)))
 
     @property
     def filtered(self) -> int:
@@ -118,13 +119,13 @@ def test_what_one_entry_drops_is_bounded_and_what_was_not_written_is_dropped_aga
     assert isinstance(drop, Drop)
     assert drop == refused
     assert len(drop.ranges) == DROPPED_AT_ONCE
-    assert sieve.lendable_to == 0
+    assert sieve.upto(1 << 60) == 0
     full = (Accept(tuple((2 * o, 2 * o + 1) for o in range(RANGES_MAX))),)
     assert sieve.with_drop(full, 10) is full
     [drop] = sieve.with_drop((), 10)
     state.apply(drop, LeaseId(1, 1, 0), 10_000)
     sieve.written((drop,))
-    assert sieve.lendable_to == 2 * DROPPED_AT_ONCE
+    assert sieve.upto(1 << 60) == 2 * DROPPED_AT_ONCE
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -143,8 +144,8 @@ def test_any_steps_leave_nothing_unfit_below_what_may_be_lent(seed: int) -> None
         if step is None and rng.random() < 0.5 and (wanted := sieve.to_read(end)) is not None:
             until = rng.randint(wanted[0] + 1, wanted[1])
             sieve.add(until, joined((o, o + 1) for o in sorted(unfit) if wanted[0] <= o < until))
-        elif step is None and not sieve.held_back:
-            ready = [(a, b) for a, b, _ in state.ready(1 << 60, limit, 0, sieve.lendable_to)]
+        elif step is None and not sieve.held_back(limit):
+            ready = [(a, b) for a, b, _ in state.ready(1 << 60, limit, 0, sieve.upto(1 << 60))]
             free = list(sieve.fit(ready))
             assert not {o for a, b in free for o in range(a, b)} & unfit
             assert free == ready or not ordered

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.queues import sifting
+from mq_broker.broker.queues.by_level import ByLevel
 from mq_broker.broker.queues.lending import Ready, Wish
-from mq_broker.broker.queues.sifting import FILTERS_MAX, IDLE_MS, ByLevelAndFilter, Mask, Sifted, Unordered
+from mq_broker.broker.queues.policy import Policy
+from mq_broker.broker.queues.sifting import FILTERS_MAX, IDLE_MS, Mask, MemberFilters, Sifted
 from mq_broker.core.messages import Published
 from mq_broker.core.work.ranges import joined
 from mq_broker.core.work.state import WorkState
@@ -29,9 +31,9 @@ KEEPS: dict[str, Callable[[int], bool]] = {
 }
 
 
-def read(ready: Ready, end: int, most: int = 1 << 30) -> None:
+def read(policy: Policy | MemberFilters, end: int, most: int = 1 << 30) -> None:
     """Rows for every filter that wants some."""
-    for each in ready.wanting():
+    for each in policy.wanting():
         while (wanted := each.to_read(end)) is not None and most:
             most -= 1
             each.add(wanted[1], joined((o, o + 1) for o in range(*wanted) if not KEEPS[each.text](o)))
@@ -40,9 +42,9 @@ def read(ready: Ready, end: int, most: int = 1 << 30) -> None:
 class Group(Unfiltered):
     """Whose rows are read at once."""
 
-    def _read(self, gathering: Any, ready: Ready) -> None:
-        super()._read(gathering, ready)
-        read(ready, self.led.next_offset)
+    def _read(self, gathering: Any, policy: Policy) -> None:
+        super()._read(gathering, policy)
+        read(policy, self.led.next_offset)
 
 
 @scenario
@@ -82,22 +84,24 @@ def choose(ready: Ready, end: int, most: int = 1_000) -> list[int]:
 
 
 def test_only_so_many_different_filters_are_in_use_and_idle_ones_make_room() -> None:
-    ready = Unordered(WorkState(1, 0), 10)
+    state = WorkState(1, 0)
+    filters = MemberFilters(ready := Ready(state, 10))
     texts = {str(n) for n in range(FILTERS_MAX)}
-    assert not ready.use(texts, 1_000)
-    assert list(ready.use({"one more"}, 1_000 + IDLE_MS - 1)) == ["one more"]
-    assert not ready.use({"one more"}, 1_000 + IDLE_MS)
-    assert ready.of("one more") is not ready
+    assert not filters.use(texts, state, 1_000)
+    assert list(filters.use({"one more"}, state, 1_000 + IDLE_MS - 1)) == ["one more"]
+    assert not filters.use({"one more"}, state, 1_000 + IDLE_MS)
+    assert filters.of("one more") is not ready
 
 
 def test_a_filter_that_is_in_use_makes_no_room() -> None:
-    ready = Unordered(WorkState(1, 0), 10)
+    state = WorkState(1, 0)
+    filters = MemberFilters(Ready(state, 10))
     texts = list(map(str, range(FILTERS_MAX)))
-    assert not ready.use(texts, 0)
-    views = [ready.of(text) for text in texts]
-    assert list(ready.use(["one more", *texts], IDLE_MS)) == ["one more"], "all of them are asked with now"
-    assert list(ready.use(["one more"], 2 * IDLE_MS - 1)) == ["one more"], "they were, not long ago"
-    assert [ready.of(text) for text in texts] == views
+    assert not filters.use(texts, state, 0)
+    views = [filters.of(text) for text in texts]
+    assert list(filters.use(["one more", *texts], state, IDLE_MS)) == ["one more"], "all of them are asked with now"
+    assert list(filters.use(["one more"], state, 2 * IDLE_MS - 1)) == ["one more"], "they were, not long ago"
+    assert [filters.of(text) for text in texts] == views
 
 
 @scenario
@@ -133,10 +137,10 @@ def test_members_with_filters_are_lent_records_of_any_priority_and_others_miss_n
         state, end, index = WorkState(1, 0), 40, OffsetIndex()
         for at in range(0, end, 5):
             index.append(Published(at, 5, 1 + at, 0, 50, 50, at % 3))
-        ready = ByLevelAndFilter(state, 0, index, priority)
-        ready.use({"third"}, 0)
-        read(ready, end)
-        lent = choose(ready.of("third"), end)
+        filters = MemberFilters(ready := ByLevel(state, 0, index, priority))
+        filters.use({"third"}, state, 0)
+        read(filters, end)
+        lent = choose(filters.of("third"), end)
         assert lent == list(range(0, end, 3))
         state.apply(Lease(joined((o, o + 1) for o in lent), "a"), LeaseId(1, 1, 0), end)
         back = Return(joined((o, o + 1) for o in lent))
@@ -154,17 +158,17 @@ def test_members_with_filters_are_lent_records_of_any_priority_and_others_miss_n
 def test_any_steps_are_lent_as_a_look_at_every_record_says(seed: int) -> None:
     rng, end, limit, now_us = random.Random(seed), 64, 3, 0
     state = WorkState(1, 0)
-    ready, entries = Unordered(state, limit), 0
+    filters, entries = MemberFilters(ready := Ready(state, limit)), 0
     for _ in range(150):
         first = rng.randrange(end)
         ranges = ((first, min(first + rng.randint(1, 8), end)),)
         text = rng.choice(["", "even", "third", "high", "all", "none"])
-        ready.use({text}, 0)
-        read(ready, end, rng.randint(0, 3))
+        filters.use({text}, state, 0)
+        read(filters, end, rng.randint(0, 3))
         kind = rng.randrange(8)
         steps: list[Any] = []
         if kind < 4:
-            of = ready.of(text)
+            of = filters.of(text)
             while not ready.scan(2):
                 pass
             ready.wake(now_us)
@@ -196,20 +200,22 @@ def test_any_steps_are_lent_as_a_look_at_every_record_says(seed: int) -> None:
             entries += 1
             state.apply(step, LeaseId(1, entries, 0), end)
         ready.written(steps, 0)
+        filters.written(steps)
         if ready.overgrown():
             ready.begin()
+            filters.begin()
 
 
 def test_a_filter_that_has_not_heard_of_too_much_that_came_back_begins_anew() -> None:
     state, end = WorkState(1, 0), 10
-    ready = Unordered(state, 0)
-    ready.use({"even"}, 0)
-    read(ready, end)
-    of = ready.of("even")
+    filters = MemberFilters(Ready(state, 0))
+    filters.use({"even"}, state, 0)
+    read(filters, end)
+    of = filters.of("even")
     assert choose(of, end) == [0, 2, 4, 6, 8]
     state.apply(Lease(((0, 10),), "a"), LeaseId(1, 1, 0), end)
     state.apply(Return(((0, 10),)), LeaseId(1, 2, 0), end)
     for _ in range(5):
-        ready.written([Return(((0, 1),) * 8_000)], 0)
-    ready.written([Return(((0, 10),))], 0)
+        filters.written([Return(((0, 1),) * 8_000)])
+    filters.written([Return(((0, 10),))])
     assert choose(of, end) == [0, 2, 4, 6, 8]
