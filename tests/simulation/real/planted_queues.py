@@ -40,14 +40,14 @@ QUEUES = (
         "broker.queues.gathering:Gathering._propose",
         "draft.result = DONE\n        self._land()",
         "draft.result = DONE\n        self._flights.remove(draft)\n        self._finish(draft)",
-        ("queue", "lead", "busy"),
+        ("queue", "slow disk"),
     ),
     Fault(
         "what is on its way to a member that begins anew is not given back before it is lent something",
         "broker.queues.holdings:Holdings._given_back",
         "if held.get(lease) != ())",
         "if held.get(lease) != () and self._clocks.has_begun(lease))",
-        ("queue", "order", "cut"),
+        ("queue", "order", "slow disk"),
     ),
     Fault(
         "a lease runs out while it is on its way",
@@ -55,20 +55,6 @@ QUEUES = (
         "self._clocks.know(lease, ranges, lease_ms)",
         "self._clocks.know(lease, ranges, lease_ms)\n    self._clocks.begin(lease, -lease_ms)",
         ("queue", "slow disk"),
-    ),
-    Fault(
-        "a leader goes on with what it saw ahead though an entry of that was refused",
-        "broker.queues.gathering:Gathering._replied",
-        "self._stopped = self._stopped or (draft.ahead and draft.error is not None)",
-        "pass",
-        ("queue", "disk full"),
-        (
-            (
-                "broker.queues.gathering:Gathering._land",
-                "if first.ahead and first.error is not None and self._refused is None:",
-                "if False:",
-            ),
-        ),
     ),
     Fault(
         "a member settles by another lease than the one that it has",

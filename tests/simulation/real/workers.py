@@ -8,7 +8,7 @@ The ledger knows what all of them were told; what is committed is known to the t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -182,11 +182,20 @@ class Worker(Client):
         self.cluster.done["workers died"] += 1
         items = [(lease, offset, self._outcome()) for lease, held in self._held.items() for offset in sorted(held)]
         if items and self.random.random() < 0.7:
-            task = self.loop.create_task(self._say_late(items), name=f"{self.name}, which died")
-            self._late.add(task)
-            task.add_done_callback(self._late.discard)
+            self._late_task(self._say_late(items))
         self._away_s = self.random.uniform(0, self.cluster.plan.away_s) if self.cluster.plan.away_s else 0.0
         self._begin_life()
+
+    def _late_task(self, saying: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(saying, name=f"{self.name}, beside what it says")
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+    async def _say_again(self, broker: int, items: list[Item]) -> None:
+        try:
+            await self._ask_to_settle(broker, items)
+        except TritonMQError as error:
+            self.cluster.done[f"said again: {type(error).__name__}"] += 1
 
     async def _say_late(self, items: list[Item]) -> None:
         """What the process sent before it died comes now."""
@@ -302,6 +311,10 @@ class Worker(Client):
         for _, offset, outcome in asked:
             if outcome != pb.OUTCOME_EXTEND:
                 self._ledger.let_go(offset)  # from now on it may be with somebody else
+        acks = [item for item in twice if item[2] in (pb.OUTCOME_ACK, ACK_WITH_OUTPUT)]
+        if acks and self.random.random() < 0.5:  # by a request of its own, which may come while the first is written
+            self._late_task(self._say_again(broker, acks))
+            twice = []
         self._settled(await self._ask_to_settle(broker, asked + twice))
 
     def _settled(self, answered: list[tuple[Item, bool]]) -> None:
