@@ -126,14 +126,14 @@ EXPIRY = (
     ),
     Fault(
         "what members give back counts for no bytes",
-        "broker.queues.kept:Kept.written",
+        "broker.queues.length:Kept.written",
         "self._dirty[chunk] = None",
         "pass",
         ("queue", "drop_head", "bytes"),
     ),
     Fault(
         "what members have counts for bytes that are kept",
-        "broker.queues.kept:Kept._unlent",
+        "broker.queues.length:Kept._unlent",
         "self._state.unleased(low, min((chunk + 1) * _CHUNK, self._fresh))",
         "self._state.marks.pieces(((low, min((chunk + 1) * _CHUNK, self._fresh)),))",
         ("queue", "drop_head", "bytes"),

@@ -8,7 +8,7 @@ members     which leases a member has, and which process it is
 holdings    what is lent, to whom and for how long
 lending     where ready records are, and which of them a request is lent
 ordering    the same where records of a key, or all, are worked on one after another
-key_index   which key each record has; key_reading: reads the keys
+key_reading reads the keys of records
 sieve       what a group's filter keeps away; filter_reading: compares rows with filters
 sifting     what members with filters of their own are lent; checked_filters: whether those fit the topic
 dropping    what is lent to nobody, and dropped: what has expired, or is too much, or what the sieve does not keep

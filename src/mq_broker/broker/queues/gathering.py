@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from mq_broker.broker.host.partition import Partition
-from mq_broker.broker.queues.bounding import Bounding
 from mq_broker.broker.queues.choosing import HELD_AT_ONCE, Choosing
 from mq_broker.broker.queues.declared import Queue
 from mq_broker.broker.queues.draft import DONE, Draft, Lending, backoff_of, dead_letters, is_rare, tell_sendings
 from mq_broker.broker.queues.holdings import RETURNED_AT_ONCE, Holdings, tell_expired
 from mq_broker.broker.queues.lending import Ready
+from mq_broker.broker.queues.length import Bounding
 from mq_broker.broker.queues.members import replaced
 from mq_broker.broker.queues.ordering import ByKey, Single
 from mq_broker.broker.queues.policy import Policy, goes_by_itself

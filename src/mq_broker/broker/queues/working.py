@@ -18,7 +18,7 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.gathering import AGAIN_S, Gathering
-from mq_broker.broker.queues.kept import Kept
+from mq_broker.broker.queues.length import Kept
 from mq_broker.broker.queues.policy import Policy, goes_by_itself
 from mq_broker.broker.queues.requests import Asking, Item, Lent, OwnSteps, Settling
 from mq_broker.core.work.settling import Answer

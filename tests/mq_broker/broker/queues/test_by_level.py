@@ -112,7 +112,7 @@ def test_a_long_rush_of_high_records_is_not_paid_back_for_as_long(monkeypatch: p
 
 
 def test_what_comes_back_keeps_its_level_after_many_runs_were_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq_broker.broker.queues.levels._PRUNE_ABOVE", 4)
+    monkeypatch.setattr("mq_broker.broker.queues.by_level._PRUNE_ABOVE", 4)
     log = Log((1, 4), *[(1, level) for level in (0, 1) * 20], (2, 3), (2, 9))
     while log.lend(100):
         pass

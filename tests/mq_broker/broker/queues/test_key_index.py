@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from mq_broker.broker.queues import key_index
-from mq_broker.broker.queues.key_index import KeyIndex
+from mq_broker.broker.queues import ordering as key_index
+from mq_broker.broker.queues.ordering import KeyIndex
 from mq_broker.core.work.offset_set import OffsetSet
 from mq_broker.core.work.ranges import Range
 

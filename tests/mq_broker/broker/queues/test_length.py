@@ -10,7 +10,7 @@ import pytest
 
 from mq_broker.broker.queues import length
 from mq_broker.broker.queues.declared import Queue
-from mq_broker.broker.queues.kept import Kept
+from mq_broker.broker.queues.length import Kept
 from mq_broker.broker.queues.requests import Sending
 from mq_broker.core.entries import Append, Entry, Schedule
 from mq_broker.core.machine.admission import Admit, judge
@@ -191,8 +191,8 @@ def test_the_bytes_that_are_kept_are_those_of_each_record_that_nobody_has(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr("mq_broker.broker.queues.kept._CHUNK", rng.choice((1, 4, 1_024)))
-    monkeypatch.setattr("mq_broker.broker.queues.kept.COUNTED_AT_ONCE", rng.choice((1, 200)))
+    monkeypatch.setattr("mq_broker.broker.queues.length._CHUNK", rng.choice((1, 4, 1_024)))
+    monkeypatch.setattr("mq_broker.broker.queues.length.COUNTED_AT_ONCE", rng.choice((1, 200)))
     partition, sizes = led(0), list[int]()
     kept = Kept(partition.state, partition.index)
     for number in range(120):
