@@ -9,11 +9,11 @@ Pure and total: a step that does not fit the state changes nothing, for those re
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mq_broker.core.work.endings import ENDINGS_MAX, Ending, Endings, FrozenEndings, How
 from mq_broker.core.work.offset_set import Frozen, OffsetSet
@@ -106,8 +106,7 @@ class FrozenWork:
     endings: FrozenEndings = (LeaseId(0, 0, 0), ())
 
 
-@dataclass(slots=True)
-class Held:
+class Held(NamedTuple):
     """A lease that has not ended: whose it is, and how many of its records are not settled."""
 
     member: str
@@ -140,17 +139,17 @@ class WorkState:
         made = cls(frozen.life, 0, frozen.recovery, frozen.begun)
         made.settled = OffsetSet.thawed(frozen.settled)
         made.frontier = frozen.frontier
-        made.leases = {lease: Held(member, 0) for lease, member in frozen.members}
+        members, records = dict(frozen.members), Counter[LeaseId]()
         made.lent, made.marks = RunMap(frozen.leases), RunMap(frozen.marks)
         for runs in (made.lent, made.marks):
             if any(first != made.settled.next_missing(first) for first, _, _ in runs):
                 raise ValueError("a lease or a mark begins with a settled record")
         for first, end, lease in made.lent:
-            if lease not in made.leases:
+            if lease not in members:
                 raise ValueError("a lease has records and no member")
-            count = made.settled.missing_count(first, end)
-            made.leases[lease].records += count
-            made.leased += count
+            records[lease] += made.settled.missing_count(first, end)
+        made.leases = {lease: Held(member, records[lease]) for lease, member in members.items()}
+        made.leased = records.total()
         if not all(held.records for held in made.leases.values()) or made.lent.end() > frozen.frontier:
             raise ValueError("a lease has no records, or is beyond what was ever lent")
         made.outbox, made.last_n = dict(frozen.outbox), frozen.last_n
@@ -162,7 +161,7 @@ class WorkState:
         """Another one with the same facts: a leader's own view, which is ahead of what is committed."""
         made = WorkState(self.life, self.base, self.recovery, self.begun)
         made.settled, made.frontier = self.settled.copy(), self.frontier
-        made.leases = {lease: Held(held.member, held.records) for lease, held in self.leases.items()}
+        made.leases = self.leases.copy()
         made.lent, made.marks, made.leased = self.lent.copy(), self.marks.copy(), self.leased
         made.outbox, made.last_n, made.taken = self.outbox.copy(), self.last_n, self.taken.copy()
         made.totals, made.endings = self.totals, self.endings.copy()
@@ -403,18 +402,19 @@ class WorkState:
 
     def _let_go(self, pieces: Iterable[tuple[int, int, LeaseId]]) -> int:
         """The unsettled records of these pieces leave their leases; how many there were."""
-        count, gone = self.settled.missing_count, 0
-        touched: set[LeaseId] = set()
+        count = self.settled.missing_count
+        gone: dict[LeaseId, int] = {}
         for low, high, lease in pieces:
-            records = count(low, high)
-            self.leases[lease].records -= records
-            touched.add(lease)
-            gone += records
-        for lease in touched:
-            if not self.leases[lease].records:
+            gone[lease] = gone.get(lease, 0) + count(low, high)
+        for lease, records in gone.items():
+            held = self.leases[lease]
+            if records < held.records:
+                self.leases[lease] = Held(held.member, held.records - records)
+            else:
                 del self.leases[lease]
-        self.leased -= gone
-        return gone
+        total = sum(gone.values())
+        self.leased -= total
+        return total
 
     def _begin_unsettled(self, runs: RunMap[Any], pieces: Iterable[tuple[int, int, object]]) -> None:
         """What is left of runs that were cut after these pieces begins with an unsettled record."""
