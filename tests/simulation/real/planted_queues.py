@@ -50,6 +50,13 @@ QUEUES = (
         ("queue", "order", "slow disk"),
     ),
     Fault(
+        "a leader does not see late acknowledgements that it has written",
+        "broker.queues.draft:Draft.add",
+        "state.apply(step, self.next_lease, end)",
+        "state.apply(step, self.next_lease, end) if not isinstance(step, Accept) or step.late is None else None",
+        ("queue", "slow disk"),
+    ),
+    Fault(
         "a lease runs out while it is on its way",
         "broker.queues.holdings:Holdings.lent",
         "self._clocks.know(lease, ranges, lease_ms)",

@@ -162,8 +162,8 @@ class Pushed(Worker):
             truth.hears(self.name, self._opened_at)
         self._heard_at = now
         answers = [(self._said.pop(each.number), each.answer) for each in said.answers]
-        for (item, _, said_at), answer in answers:
-            self._settled(self._judge([(item, answer)], said_at, self._broker, RESUME_S))
+        for (item, first, said_at), answer in answers:
+            self._settled(self._judge([(item, answer)], said_at, self._broker, RESUME_S, first=first))
         for gone in said.gone:
             for offset in self._held.pop(LeaseId(gone.leader_epoch, gone.entry, gone.step), ()):
                 self._ledger.let_go(offset)

@@ -26,6 +26,7 @@ from mq_broker.broker import server
 from mq_broker.broker.data import scheduled
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.queues import expiring, idle, lives
+from mq_broker.broker.queues.gathering import Gathering
 from mq_broker.broker.queues.idle import Idle
 from mq_broker.broker.queues.outbox import Outbox
 from mq_broker.core.messages import Effect, Event
@@ -309,6 +310,23 @@ class WatchedOutbox(Outbox):
             raise
 
 
+class WatchedGathering(Gathering):
+    """With nothing on its way a leader's own view of a queue group is what is committed."""
+
+    def _land(self) -> None:
+        super()._land()
+        partition, view = self.partition, self._state
+        committed = partition.replica.machine.work.get(self.group)
+        if self._flights or self._stopped or self.closed or view is None or committed is not self._committed:
+            return
+        view = view.copy()
+        view.pass_to(partition.replica.machine.log_start_offset)
+        if view.frozen() != committed.frozen():
+            process = PROCESS.get()
+            assert process is not None
+            process.oracle.cluster.fail(f"{process} sees another state of {partition.name} ahead than is committed")
+
+
 # ---------------------------------------------------------------------- putting them in place
 
 
@@ -347,6 +365,7 @@ def substitutes(loop: VirtualLoop, network: Network) -> Table:
         (LogDamaged, WatchedDamage, "mq_broker.storage"),
         (Replica, WatchedReplica, "mq_broker.broker"),
         (server.Shell, KnownShell, "mq_broker.broker.server"),
+        (Gathering, WatchedGathering, "mq_broker.broker.queues.working"),
         (Outbox, WatchedOutbox, "mq_broker.broker.server"),
         (Idle, WatchedIdle, "mq_broker.broker.server"),
     ]

@@ -379,10 +379,16 @@ class Worker(Client):
         return self._judge(list(zip(asked, answer.answers, strict=True)), asked_at, broker, LEASE_S)
 
     def _judge(
-        self, answers: Sequence[tuple[Item, pb.SettleAnswer]], asked_at: float, broker: int, hold_s: float
+        self,
+        answers: Sequence[tuple[Item, pb.SettleAnswer]],
+        asked_at: float,
+        broker: int,
+        hold_s: float,
+        *,
+        first: bool = True,
     ) -> list[tuple[Item, bool]]:
         """What was told of these, which were asked at that time. Those that have an answer, and whether it is that the
-        record is lost."""
+        record is lost. `first`: nobody had said it before; what went along is told once."""
         truth = self._ledger.truth
         answered: list[tuple[Item, bool]] = []
         back: list[tuple[LeaseId, int]] = []
@@ -409,7 +415,7 @@ class Worker(Client):
                 lease: {offset for offset in offsets if (lease, offset) not in gone}
                 for lease, offsets in self._held.items()
             }
-            truth.order.told(self.name, back, pulled, held)
+            truth.order.told(self.name, back, pulled, held if first else {})
         for lease, offset in pulled:
             if offset in self._held.get(lease, ()):
                 self._let_go(lease, offset)
