@@ -100,6 +100,7 @@ class Gathering:
         self._unsettled = Unsettled()
         self._own: deque[OwnSteps] = deque()
         self._flights: deque[Draft] = deque()
+        self._blocked = False  # there is more to do once something that is on its way is committed
         self._stopped = False  # an entry was refused: nothing more is written
         self._refused: TritonMQError | None = None  # the same, once all before it are told of
         self._woken = False
@@ -295,17 +296,20 @@ class Gathering:
 
     def _gather(self) -> None:
         self._woken = False
-        if self.closed or self._stopped or sum(draft.ahead for draft in self._flights) >= IN_FLIGHT_MAX:
+        if self.closed or self._stopped:
             return
-        if self._flights and self._flights[-1].alone:
-            return  # another life may begin with it
+        alone = bool(self._flights) and self._flights[-1].alone  # another life may begin with it
+        self._blocked = alone or sum(draft.ahead for draft in self._flights) >= IN_FLIGHT_MAX
+        if self._blocked:
+            return
         if self.partition.replica.trimming:
             self._wait_for_trim()
             return
         self._for_trim = None
         queue, state = self._queue(), self.partition.replica.machine.work.get(self.group)
         if self._own and (state is None or self._own[0].life != state.life or is_rare(self._own[0])):
-            if not self._flights:
+            self._blocked = bool(self._flights)
+            if not self._blocked:
                 own = self._own.popleft()
                 self._propose(Draft(self._next_at, own=own, steps=[*own.steps], alone=True), own.life)
             return
@@ -396,7 +400,8 @@ class Gathering:
         """With a new life of the group, and with its settings. Returns whether every lease is known."""
         now_ms, limit, index = self._now_ms(), queue.settings.delivery_limit, self.partition.index
         if state is not self._committed or self._state is None:
-            if self._flights:
+            self._blocked = bool(self._flights)
+            if self._blocked:
                 return False  # another life has begun since they were proposed
             self._committed, self._scanned = state, False
             self._state = state = state.copy()
@@ -620,7 +625,9 @@ class Gathering:
         assert not isinstance(result, Done) or not draft.ahead or result.index == draft.at[1], "it has another place"
         self._stopped = self._stopped or (draft.ahead and draft.error is not None)
         self._land()
-        self.wake()
+        decided = self._committed is not None and bool(self._committed.outbox)
+        if self._blocked or draft.alone or draft.error is not None or decided:
+            self.wake()
 
     def _land(self) -> None:
         """Those who wait for the first drafts are told, as far as it is known what became of them."""
