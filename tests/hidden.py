@@ -20,4 +20,6 @@ def hide(cluster: C) -> C:
     for number, broker in cluster.brokers.items():
         listened = f"{HOST}:{broker.port}"  # where other brokers reach it
         broker.arguments += ["--advertise", f"{name_of(number)}:{broker.port}", "--peer-advertise", listened]
+        if broker.grpc:
+            broker.arguments += ["--grpc-advertise", f"{name_of(number)}:{broker.grpc.rpartition(':')[2]}"]
     return cluster

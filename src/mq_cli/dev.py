@@ -157,9 +157,8 @@ def _make_trial_user(cluster: LocalCluster) -> None:
 def _say_ready(cluster: LocalCluster, *, authorize: bool) -> None:
     """The line that programs read, and what a person wants to know."""
     brokers = list(cluster.brokers.values())
-    grpc = ",".join(broker.grpc for broker in brokers)
-    words = [f"ready bootstrap={cluster.bootstrap}", f"grpc={grpc}", f"certs={cluster.certs}" if cluster.certs else ""]
-    click.echo(" ".join(filter(None, words)))
+    certs = [f"certs={cluster.certs}"] if cluster.certs is not None else []
+    click.echo(" ".join([f"ready bootstrap={cluster.bootstrap}", f"grpc={cluster.grpc}", *certs]))
     sys.stdout.flush()
     scheme = "https" if cluster.certs is not None else "http"
     for broker in brokers:

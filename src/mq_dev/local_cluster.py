@@ -265,6 +265,11 @@ class LocalCluster:
     def bootstrap(self) -> str:
         return ",".join(broker.address for broker in self.brokers.values())
 
+    @property
+    def grpc(self) -> str:
+        """The same for clients of gRPC; empty if they are not served."""
+        return ",".join(broker.grpc for broker in self.brokers.values() if broker.grpc)
+
     def start(
         self, progress: Callable[[str], None] = lambda _step: None, go_on: Callable[[], None] = lambda: None
     ) -> None:

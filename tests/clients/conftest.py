@@ -35,7 +35,7 @@ RUN: Final = ["-exec", "env -u GOGC -u GOMEMLIMIT"]
 
 @pytest.fixture(scope="session")
 def _three(tmp_path_factory: pytest.TempPathFactory, zookeeper: str) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("three"), 3, zookeeper=f"{zookeeper}/{uuid.uuid4().hex}")
+    cluster = Cluster(tmp_path_factory.mktemp("three"), 3, zookeeper=f"{zookeeper}/{uuid.uuid4().hex}", grpc=True)
     with cluster:
         yield cluster
 

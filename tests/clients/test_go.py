@@ -53,7 +53,7 @@ ROWS = [
 
 
 def _copy(programs: Path, cluster: Cluster, source: str, target: str, name: uuid.UUID) -> dict[str, Any]:
-    command = [programs / "tritonmq-copy", cluster.bootstrap, source, target, "1", str(name)]
+    command = [programs / "tritonmq-copy", cluster.grpc, source, target, "1", str(name)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
     assert done.returncode == 0, done.stderr
     place: dict[str, Any] = json.loads(done.stdout)
@@ -104,7 +104,7 @@ def test_records_that_are_on_their_way_when_the_leader_is_killed_or_held_are_the
 ) -> None:
     topic = f"numbers-{fault.name}"
     cluster.admin.create_topic(topic, partitions=1, replicas=3)
-    command = [programs / "tritonmq-count", cluster.bootstrap, topic, "0", str(RECORDS)]
+    command = [programs / "tritonmq-count", cluster.grpc, topic, "0", str(RECORDS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as counting:
         assert counting.stdout is not None
         assert counting.stderr is not None
@@ -126,11 +126,11 @@ def _place(offset: int, *, duplicate: bool) -> dict[str, Any]:
 
 
 def test_the_tests_of_the_go_client_pass(start_cluster: Callable[..., Cluster]) -> None:
-    cluster = start_cluster(brokers=1, flight=True)
+    cluster = start_cluster(brokers=1, flight=True, grpc=True)
     environment = {
         **os.environ,
         **COMPILES,
-        "TRITONMQ_GO_BOOTSTRAP": cluster.bootstrap,
+        "TRITONMQ_GO_BOOTSTRAP": cluster.grpc,
         "TRITONMQ_GO_FLIGHT": cluster.brokers[1].flight,
     }
     cluster.admin.create_topic("numbers", partitions=2, schema="n long, name string")

@@ -104,7 +104,7 @@ def test_a_go_and_a_python_member_share_a_group_through_the_death_of_a_leader(cl
     seen = Deliveries()
     consumer = Consumer(cluster.bootstrap, "g", "earliest", member_id="python")
     consumer.subscribe("t")
-    with running(seen.hear, programs / "tritonmq-group", cluster.bootstrap, "t", "g") as program:
+    with running(seen.hear, programs / "tritonmq-group", cluster.grpc, "t", "g") as program:
         assert seen.ready.wait(ASK_S)
         consumer.start()
         wait_until(lambda: _members(cluster) == [2] * PARTITIONS, "both members are there")
@@ -192,7 +192,7 @@ def test_go_and_python_workers_share_a_queue_through_the_death_of_a_leader(clust
     queue = Queue(cluster.bootstrap, "jobs", "workers", in_flight_max=50)
     working = threading.Thread(target=outcomes.work, args=(queue,))
     working.start()
-    with running(outcomes.hear, programs / "tritonmq-work", cluster.bootstrap, "jobs", "workers") as program:
+    with running(outcomes.hear, programs / "tritonmq-work", cluster.grpc, "jobs", "workers") as program:
         with Producer(cluster.bootstrap) as producer:
             for number, job in enumerate(jobs):
                 producer.publish("jobs", job, partition=number % 3)

@@ -7,13 +7,13 @@ import os
 import socket
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from mq_client import Admin, Producer, Reader
-from mq_dev.local_cluster import HOST
+from mq_dev.local_cluster import HOST, BrokerProcess
 from tests.clients.conftest import BUILD_S, shared
 from tests.clients.test_go_groups import running
 from tests.cluster.harness import Cluster, wait_until
@@ -39,7 +39,7 @@ def _hidden(tmp_path_factory: pytest.TempPathFactory, zookeeper: str) -> Iterato
     certs = Certs(directory / "certs", 1, 2, 3, hosts=(HOST, *(name_of(number) for number in (1, 2, 3))))
     root = f"{zookeeper}/{uuid.uuid4().hex}"
     options = {"zookeeper": root, "certs": certs.path, "closed": True, "arguments": ("--session-timeout-ms", "2000")}
-    cluster = hide(Cluster(directory / "cluster", 3, **options))
+    cluster = hide(Cluster(directory / "cluster", 3, grpc=True, **options))
     with cluster:
         cluster._admin = Admin(cluster.bootstrap, 60_000, security=cluster.security, forward=True)
         yield cluster
@@ -63,7 +63,7 @@ def test_go_programs_publish_read_and_work_off_by_a_broker_that_passes_on_while_
     _make_topics(hidden, topic)
     leaders = hidden.wait_for_leaders(topic)
     apart = next(partition for partition, leader in leaders.items() if leader != 1)
-    one = hidden.brokers[1].address
+    one = (hidden.brokers[1],)
     monkeypatch.setenv("TRITONMQ_FORWARD", "1")
     _count(programs, one, topic, apart, lambda: hidden.kill(leaders[apart]))
     hidden.restart(leaders[apart])
@@ -71,8 +71,16 @@ def test_go_programs_publish_read_and_work_off_by_a_broker_that_passes_on_while_
 
     hidden.wait_for_isr(topic, 3)
     other = next(number for number in (2, 3) if number != hidden.leader(topic, apart))
-    both = f"{one},{hidden.brokers[other].address}"
+    both = (*one, hidden.brokers[other])
     _count(programs, both, topic, apart, lambda: hidden.kill(1), before=RECORDS)
+
+
+def by_grpc(brokers: Sequence[BrokerProcess]) -> str:
+    return ",".join(broker.grpc for broker in brokers)
+
+
+def by_name(brokers: Sequence[BrokerProcess]) -> str:
+    return ",".join(broker.address for broker in brokers)
 
 
 def _make_topics(hidden: Cluster, topic: str) -> None:
@@ -82,10 +90,15 @@ def _make_topics(hidden: Cluster, topic: str) -> None:
 
 
 def _count(
-    programs: Path, bootstrap: str, topic: str, partition: int, meanwhile: Callable[[], object], before: int = 0
+    programs: Path,
+    brokers: Sequence[BrokerProcess],
+    topic: str,
+    partition: int,
+    meanwhile: Callable[[], object],
+    before: int = 0,
 ) -> None:
     """Publish numbers, and see that each of them is there once and in order, behind what was there before."""
-    command = [programs / "tritonmq-count", bootstrap, topic, str(partition), str(RECORDS)]
+    command = [programs / "tritonmq-count", by_grpc(brokers), topic, str(partition), str(RECORDS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as counting:
         assert counting.stdout is not None
         assert counting.stderr is not None
@@ -97,30 +110,31 @@ def _count(
                 meanwhile()
         assert (counting.wait(ASK_S), counting.stderr.read()) == (0, "")
     assert told == RECORDS
-    with Reader(bootstrap) as reader:
+    with Reader(by_name(brokers)) as reader:
         values = [
             value for batch in reader.read(topic, partition, before) for value in batch.column("value").to_pylist()
         ]
     assert values == [b"%d" % n for n in range(RECORDS)]
 
 
-def _copy_and_work_and_read(programs: Path, bootstrap: str, topic: str, partition: int = 1) -> None:
+def _copy_and_work_and_read(programs: Path, brokers: Sequence[BrokerProcess], topic: str, partition: int = 1) -> None:
     name = "00000000-0000-4000-8000-000000000001"
-    copy: list[str | Path] = [programs / "tritonmq-copy", bootstrap, topic, f"{topic}-copies", str(partition), name]
+    to, copies = by_grpc(brokers), f"{topic}-copies"
+    copy: list[str | Path] = [programs / "tritonmq-copy", to, topic, copies, str(partition), name]
     copied = subprocess.run(copy, capture_output=True, text=True, timeout=ASK_S, check=False)
     assert copied.returncode == 0, copied.stderr
 
-    with Producer(bootstrap) as producer:
+    with Producer(by_name(brokers)) as producer:
         for number in range(JOBS):
             producer.publish(f"{topic}-jobs", b"%d" % number, partition=number % PARTITIONS)
     done: list[str] = []
-    with running(done.append, programs / "tritonmq-work", bootstrap, f"{topic}-jobs", "workers") as program:
+    with running(done.append, programs / "tritonmq-work", by_grpc(brokers), f"{topic}-jobs", "workers") as program:
         wait_until(lambda: len(done) >= JOBS, "the Go worker is done", ASK_S)
         assert program.finish() == ""
     assert sorted(done) == sorted(f"ack {number}" for number in range(JOBS))
 
     heard: list[str] = []
-    with running(heard.append, programs / "tritonmq-group", bootstrap, topic, f"{topic}-readers") as program:
+    with running(heard.append, programs / "tritonmq-group", by_grpc(brokers), topic, f"{topic}-readers") as program:
         wait_until(lambda: _records(heard) >= RECORDS, "the Go member has been given every record", ASK_S)
         assert program.finish() == ""
 
