@@ -125,8 +125,8 @@ def note_clients() -> None:
 
     heard = 0
 
-    def begins(wire: Any, method: str) -> None:
-        wire.is_produce = method == "Produce"
+    def begins(wire: Any, method: Any) -> None:
+        wire.is_produce = method.name == "Produce"
 
     def updated(wire: Any, _nbytes: int) -> None:
         nonlocal heard

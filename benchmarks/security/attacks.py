@@ -7,6 +7,7 @@ the attacker, and asks nothing, is therefore told too.
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import threading
 import time
@@ -15,19 +16,18 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, NamedTuple
 
-import grpc
 import psutil
 import pyarrow as pa
 
 from benchmarks.bench.measure import percentile
+from benchmarks.security.asking import opened
 from benchmarks.security.ground import Ground, Peak, Row
 from mq_client import Admin, Producer, Security
-from mq_client.cluster import credentials
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch, schema_fingerprint
-from mq_protocol.envelope import Envelope, encode
+from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import REQUEST_PLACES_MAX
-from mq_protocol.methods import BROKER
+from mq_protocol.methods import BROKER, Kind
 
 MIB: Final = 1 << 20
 GROWN_BYTES_MAX: Final = 32 * MIB
@@ -41,17 +41,17 @@ ZEROS: Final = pa.schema([pa.field("s", pa.string())])
 DECODED_BYTES: Final = 60 * MIB
 
 
-def _zeros() -> bytes:
-    """A batch of some kilobytes that is large inside."""
+def _zeros() -> tuple[bytes, bytes]:
+    """A batch of some kilobytes that is large inside: its header, and itself."""
     rows = pa.record_batch([pa.array(["0" * DECODED_BYTES])], schema=ZEROS)
     header = pb.ProduceHeader(
         topic="zeros", uuid=b"u" * 16, record_count=1, schema_fingerprint=schema_fingerprint(ZEROS), correlation=1
     )
-    return encode(Envelope(header, (bytes(encode_batch(rows, "zstd")),)))
+    return header.SerializeToString(), bytes(encode_batch(rows, "zstd"))
 
 
 def attacks() -> dict[str, tuple[str, bytes]]:
-    """By name: the method, and one request."""
+    """By name: the method, and one request; of Produce its header."""
     places = [pb.SubscribePartition(topic=f"t{number}", partition=number) for number in range(REQUEST_PLACES_MAX)]
     return {
         "Metadata that names one topic often": (
@@ -72,7 +72,7 @@ def attacks() -> dict[str, tuple[str, bytes]]:
         ),
         "a name that is searched for": ("DeleteTopic", pb.DeleteTopicRequest(name="ab" * 110).SerializeToString()),
         "moves of 500,000 partitions": ("StartMoves", b"\x0a\x00" * 500_000),
-        "a batch of kilobytes with 60 MiB inside": ("Produce", _zeros()),
+        "a batch of kilobytes with 60 MiB inside": ("Produce", _zeros()[0]),
     }
 
 
@@ -154,20 +154,24 @@ def _attack(
 
 
 def _ask(address: str, security: Security | None, method: str, data: bytes, over: Any, count: Any) -> None:
-    shown = credentials.current(security).channel
-    own = [("grpc.use_local_subchannel_pool", 1)]
-    with grpc.secure_channel(address, shown, own) if shown else grpc.insecure_channel(address, own) as channel:
-        call: Any = channel.stream_stream(BROKER.path(method))
-        while not over.is_set():
-            answers = call(iter([data]), timeout=30)
-            try:
-                next(iter(answers), None)
-            except grpc.RpcError:
-                pass
-            finally:
-                answers.cancel()
-            with count.get_lock():
-                count.value += 1
+    asyncio.run(_ask_on(address, security, method, data, over, count))
+
+
+async def _ask_on(address: str, security: Security | None, method: str, data: bytes, over: Any, count: Any) -> None:
+    parts = _zeros()[1:] if method == "Produce" else ()
+    while not over.is_set():
+        call = await opened(address, security, method, data, parts)
+        try:
+            if BROKER.methods[method].kind is not Kind.CONVERSATION:
+                call.end()
+            async with asyncio.timeout(30):
+                await call.read()
+        except (TritonMQError, TimeoutError):
+            pass
+        finally:
+            call.close()
+        with count.get_lock():
+            count.value += 1
 
 
 def measured(ground: Ground, seconds: float) -> list[Row]:

@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 import psutil
 
-from mq_client.cluster import credentials
 from mq_dev.local_cluster import LocalCluster
 
 PLAIN: Final = "plain"
@@ -56,11 +55,6 @@ class Ground:
     @property
     def processes(self) -> list[psutil.Process]:
         return [psutil.Process(broker.pid) for broker in self.cluster.brokers.values() if broker.pid]
-
-    @property
-    def channel_credentials(self) -> Any:
-        """As gRPC takes them; None in plain text."""
-        return credentials.current(self.cluster.security).channel
 
     @contextmanager
     def spent(self, *asked: int) -> Iterator[Spent]:

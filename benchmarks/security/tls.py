@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from statistics import median
-from typing import Any, Final
-
-import grpc
-from grpc import aio
+from typing import Final
 
 from benchmarks.bench.measure import percentile
+from benchmarks.security.asking import opened as call_opened
 from benchmarks.security.ground import PLAIN, TLS, Ground, Row, Spent
 from mq_client import Admin, Producer, Reader
+from mq_client.cluster import lines
+from mq_client.cluster.client import Client
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.methods import BROKER
+from mq_protocol.errors import TritonMQError
 
 MIB: Final = 1 << 20
 PARTITIONS: Final = 6
@@ -23,10 +23,7 @@ HOPS: Final = 3
 
 SMALL_BYTES: Final = 300
 BACK_S_MAX: Final = 10.0
-
-
-def _options() -> list[tuple[str, int]]:
-    return [("grpc.use_local_subchannel_pool", 1)]
+ASK_S: Final = 10.0
 
 
 def large(grounds: list[Ground], mebibytes: int, rounds: int) -> list[Row]:
@@ -135,47 +132,51 @@ def small(grounds: list[Ground], count: int, rounds: int) -> list[Row]:
     return rows
 
 
-def _channel(ground: Ground, address: str) -> grpc.Channel:
-    shown = ground.channel_credentials
-    if shown is None:
-        return grpc.insecure_channel(address, _options())
-    return grpc.secure_channel(address, shown, _options())
+def _asked(ground: Ground) -> None:
+    address, request = ground.cluster.brokers[1].address, pb.MetadataRequest(topics=["absent"])
+    lines.call_unary(
+        address, "Metadata", request, pb.MetadataResponse, ASK_S, Client((address,), ground.cluster.security)
+    )
 
 
 def _unary_us(ground: Ground, count: int) -> float:
-    with _channel(ground, ground.cluster.brokers[1].address) as channel:
-        ask: Any = channel.unary_unary(BROKER.path("Metadata"))
-        request = pb.MetadataRequest(topics=["absent"]).SerializeToString()
-        ask(request)
-        with ground.spent(1) as spent:
-            for _ in range(count):
-                ask(request)
+    _asked(ground)
+    with ground.spent(1) as spent:
+        for _ in range(count):
+            _asked(ground)
     return 1e6 * spent.processor / count
 
 
 def _opened_ms(ground: Ground, count: int) -> float:
     """Less what the call on it takes."""
-    request = pb.MetadataRequest(topics=["absent"]).SerializeToString()
     with ground.spent(1) as spent:
         for _ in range(count):
-            with _channel(ground, ground.cluster.brokers[1].address) as channel:
-                channel.unary_unary(BROKER.path("Metadata"))(request)
+            lines.kept.close()
+            _asked(ground)
     return 1e3 * spent.processor / count - _unary_us(ground, 50) / 1e3
 
 
 def clients_back(ground: Ground, clients: int) -> list[Row]:
     """How long after its restart a broker has answered each of so many clients, which all connect at once."""
-    address = ground.cluster.brokers[1].address
+    address, security = ground.cluster.brokers[1].address, ground.cluster.security
     request = pb.MetadataRequest(topics=["absent"]).SerializeToString()
 
-    async def ask(credentials: Any) -> None:
-        async with aio.secure_channel(address, credentials, _options()) as channel:
-            await channel.unary_unary(BROKER.path("Metadata"))(request, timeout=120, wait_for_ready=True)
+    async def ask() -> None:
+        while True:
+            try:
+                call = await call_opened(address, security, "Metadata", request)
+            except TritonMQError:
+                await asyncio.sleep(0.05)
+                continue
+            call.end()
+            await call.read()
+            call.close()
+            return
 
     async def all_ask() -> float:
-        shown = ground.channel_credentials
         begun = time.perf_counter()
-        await asyncio.gather(*(ask(shown) for _ in range(clients)))
+        async with asyncio.timeout(120):
+            await asyncio.gather(*(ask() for _ in range(clients)))
         return time.perf_counter() - begun
 
     ground.cluster.kill(1)
