@@ -15,8 +15,8 @@ import pyarrow as pa
 from mq_broker.broker.queues.asked import Asked
 from mq_broker.broker.queues.declared import Queue
 from mq_broker.broker.queues.gathering import Gathering
-from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.ordering import ByKey
+from mq_broker.broker.queues.policy import Policy
 from mq_broker.broker.queues.sessions import Sessions
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.memory import Held
@@ -157,15 +157,15 @@ class Broker:
     async def _topic(self, _name: str) -> Any:
         return self._logs[0].topic
 
-    def _read_keys(self, gathering: Gathering, ready: Ready) -> None:
-        if isinstance(ready, ByKey) and gathering not in self._reading:
+    def _read_keys(self, gathering: Gathering, policy: Policy) -> None:
+        if isinstance(policy.ready, ByKey) and gathering not in self._reading:
             self._reading.add(gathering)
-            asyncio.get_running_loop().call_later(self._keys_s(), self._give_keys, gathering, ready)
+            asyncio.get_running_loop().call_later(self._keys_s(), self._give_keys, gathering, policy, policy.ready)
 
-    def _give_keys(self, gathering: Gathering, ready: ByKey) -> None:
+    def _give_keys(self, gathering: Gathering, policy: Policy, ready: ByKey) -> None:
         self._reading.discard(gathering)
         log: Any = gathering.partition
-        wanted = ready.to_read(log.next_offset) if gathering.reads(ready) else None
+        wanted = ready.to_read(log.next_offset) if gathering.reads(policy) else None
         if wanted is not None:
             keyed = [(offset, key) for offset in range(*wanted) if (key := log.keys[offset]) is not None]
             ready.add(wanted[1], [offset for offset, _ in keyed], [hash_of(key) for _, key in keyed])
