@@ -59,9 +59,9 @@ def test_rules_come_and_go_one_by_one_and_leave_the_others() -> None:
         after = (kept - remove) | add
         assert (edit.added, edit.removed) == (len(after - kept), len(kept - after))
         assert bool(edit.changes) is (after != kept), "what changes nothing writes nothing"
-        changed = documents.changed(edit.changes)
-        assert changed is not None
-        documents, kept = changed, after
+        assert all(documents.documents.get(name, (-1,))[0] == known for name, (known, _) in edit.changes.items())
+        written = {name: (known + 1, data) for name, (known, data) in edit.changes.items()}
+        documents, kept = SecurityDocuments(0, {**documents.documents, **written}), after
         assert all_rules(documents) == kept
 
 
