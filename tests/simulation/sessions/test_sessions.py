@@ -82,7 +82,7 @@ def test_a_leader_that_does_not_say_that_fewer_bytes_hold_is_found(monkeypatch: 
         set_credit(session, credit)
 
     monkeypatch.setattr(Session, "set_credit", fewer_records_alone)
-    report = simulate(1, CALM)
+    report = simulate(12, CALM)
     assert report.violation is not None
     assert "m1" in report.violation
 
