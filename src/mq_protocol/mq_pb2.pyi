@@ -1876,7 +1876,7 @@ class FetchRequest(_message.Message):
     """stored batches that fit share one answer"""
     project: _builtins.bool
     filter: _builtins.str
-    """only rows for which it holds (mq_protocol/row_filter.py); empty: all"""
+    """only rows for which it holds (mq_protocol/sql/row_filter.py); empty: all"""
     topic_id: _builtins.str
     """if given: not another topic that has been made under that name since"""
     @_builtins.property
@@ -5328,7 +5328,7 @@ Global___LinkHello: _TypeAlias = LinkHello  # noqa: Y015
 
 @_typing.final
 class PeerCall(_message.Message):
-    """In the metadata of every other call between brokers, as `tritonmq-peer-bin`."""
+    """Shown by every other call between brokers (CallOpen.proof)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

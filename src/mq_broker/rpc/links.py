@@ -238,7 +238,7 @@ class Links:
             )
         if theirs.to != self._me:
             raise PeerRefused(
-                f"this is broker {self._me}, not {theirs.to}: its --link-listen or --link-advertise is wrong",
+                f"this is broker {self._me}, not {theirs.to}: its --listen, --advertise or --peer-advertise is wrong",
                 pb.PEER_WRONG_BROKER,
             )
         if not 0 < theirs.broker < self._me:
@@ -313,8 +313,8 @@ class Links:
         theirs = await wire.hello()
         if theirs.broker != peer.broker or theirs.to != self._me:
             raise PeerRefused(
-                f"{address} is broker {theirs.broker}, not {peer.broker}: its --link-listen or --link-advertise is "
-                "wrong",
+                f"{address} is broker {theirs.broker}, not {peer.broker}: its --listen, --advertise or "
+                "--peer-advertise is wrong",
                 pb.PEER_WRONG_BROKER,
             )
         check_is_broker(peer.broker, wire.speaker())

@@ -1,4 +1,4 @@
-"""What brokers ask of each other, on a port of its own.
+"""What brokers ask of each other.
 
 Nothing of it is served to clients. Every call carries a proof when it is opened (peer_proof.py). Over TLS the
 certificate must be that of the broker, too.

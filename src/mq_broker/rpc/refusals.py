@@ -43,5 +43,5 @@ class Refusals:
             return
         self._lines[key] = since, lines + 1, 0
         more = f" ({left_out} more like it before)" if left_out else ""
-        who = f"broker {broker}" if broker else "somebody on the brokers' port"
+        who = f"broker {broker}" if broker else "somebody"
         log.warning("refused %s, %s: %s%s", who, key[0], error, more)

@@ -141,7 +141,9 @@ def dial(
 
 
 class _Closed(ConnectionError):
-    """The far side has ended a connection before its first word."""
+    """The far side has ended a connection before its first word. `alert`: TLS says why it has."""
+
+    alert = False
 
 
 def _greeted(connection: Socket, until: float) -> CallMachine:
@@ -159,7 +161,9 @@ def _greeted(connection: Socket, until: float) -> CallMachine:
     except TimeoutError:
         raise
     except (ssl.SSLError, ConnectionError) as error:
-        raise _Closed(str(error)) from error
+        closed = _Closed(str(error))
+        closed.alert = isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or "")
+        raise closed from error
     return machine
 
 
@@ -188,7 +192,9 @@ def fault(error: TritonMQError, address: str, client: Client) -> str | None:
         if isinstance(cause, InvalidRequest):
             return _OTHER_PORT
         if isinstance(cause, _Closed):
-            return _of_plain(client.dialled(address)) if security is None else _of_shown(security)
+            if security is None:
+                return _of_plain(client.dialled(address))
+            return _of_shown(security) if cause.alert else f"{_OTHER_PORT}. Or {_of_shown(security)}"
         if isinstance(cause, ssl.SSLError) and security is not None:
             return _of_tls(cause, client.dialled(address), security)
     except InvalidSetting as unusable:
