@@ -147,6 +147,8 @@ def context(pem: Pem, *, server: bool) -> ssl.SSLContext:
         raise InvalidSetting(_pair_fault(error)) from error
     finally:
         os.close(memory)
+    if server:
+        made.num_tickets = 0  # whoever resumes a session is not asked for its certificate, which may have expired
     return made
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import ssl
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,23 @@ def test_an_encrypted_key_is_refused_with_the_command_that_opens_it(certs: Certs
     files.key.write_bytes(files.key.read_bytes().replace(b"BEGIN PRIVATE", b"BEGIN ENCRYPTED PRIVATE"))
     with pytest.raises(InvalidSetting, match="openssl pkey"):
         read(files)
+
+
+def test_a_session_cannot_be_resumed_so_that_a_certificate_is_always_asked_for(certs: Certs) -> None:
+    pair = certs.authority.broker(1, ["127.0.0.1"])
+    pem = pem_of(certs, pair.certificate, pair.key)
+    dialling = context(pem, server=False)
+    dialling.check_hostname = False
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = dialling.wrap_bio(to_client, to_server)
+    server = context(pem, server=True).wrap_bio(to_server, to_client, server_side=True)
+    for end in (client, server, client):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    server.do_handshake()
+    server.write(b"x")
+    assert client.read(1) == b"x"
+    assert client.session is None or not client.session.has_ticket
 
 
 def test_a_key_is_in_no_repr(certs: Certs) -> None:

@@ -78,6 +78,10 @@ def note_nobody(*, by_grpc: bool) -> None:
     _by_grpc.set(by_grpc)
     _verified.set(None)
     _forwarded.set(None)
+    _asker.set(NOBODY_ASKS)
+    _principal.set(ANONYMOUS)
+    _caller.set("")
+    _serial.set("")
 
 
 def note_verified(verified: Verified) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import socket
 import traceback
@@ -48,7 +49,7 @@ from mq_protocol.versions import Versions, check_overlap, ours
 log = logging.getLogger(__name__)
 
 ACCEPTS_PER_S: Final = 500
-"""A handshake of TLS takes the loop about a millisecond. Whoever comes when there are more waits in TCP."""
+"""Over TLS: a handshake takes the loop about a millisecond. Whoever comes when there are more waits in TCP."""
 
 BROKERS_MAX: Final = 2_000
 """Connections beside those of clients: strangers, and other brokers, each of which has some dozens."""
@@ -132,14 +133,18 @@ class Port(Accepting):
         tls: Tls | None = None,
         strangers_max: int | None = None,
     ) -> None:
-        most = bounds.clients_max + BROKERS_MAX
         super().__init__(
-            listener, "connection", connections_max=most, per_second=ACCEPTS_PER_S, strangers_max=strangers_max
+            listener,
+            "connection",
+            connections_max=2 * bounds.clients_max + BROKERS_MAX,  # those that are passed on have as many
+            per_second=math.inf if tls is None else ACCEPTS_PER_S,
+            strangers_max=strangers_max,
         )
         self._served = served
         self._bounds = bounds
         self._tls = tls
         self._clients: set[asyncio.Task[None]] = set()
+        self._passed_on: set[asyncio.Task[None]] = set()  # brokers' connections that carry clients' calls
         # The loop holds those whose connection is open
         self._wires: WeakKeyDictionary[StreamWire, None] = WeakKeyDictionary()
 
@@ -293,16 +298,15 @@ class Port(Accepting):
             note_nobody(by_grpc=False)
             return
         await self._served.entering.enter(wire, method)
-        if wire.opened.HasField("passed_on"):
-            self._known(task)
-        elif task not in self._clients:
-            if len(self._clients) >= self._bounds.clients_max:
+        held = self._passed_on if wire.opened.HasField("passed_on") else self._clients
+        if task not in held:
+            if len(held) >= self._bounds.clients_max:
                 raise Overloaded(
                     f"this broker has {self._bounds.clients_max} connections of clients, as many as it takes: close "
                     "some, or ask again"
                 )
-            self._clients.add(task)
-            task.add_done_callback(self._clients.discard)
+            held.add(task)
+            task.add_done_callback(held.discard)
             self._known(task)
 
     @staticmethod

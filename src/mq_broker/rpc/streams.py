@@ -93,6 +93,7 @@ class StreamWire(asyncio.BufferedProtocol):
         self._gone = False
         self._in_call = False
         self._admitted = False
+        self._admitted_at = 0.0
         self._was_asked = False
         self._place: Present | None = None
         self._watched = False
@@ -125,6 +126,7 @@ class StreamWire(asyncio.BufferedProtocol):
                 self._leave_place()
                 self._place = connection
         self._arriving.account, self._admitted = account(), True
+        self._admitted_at = self._loop.time()
         self._arriving.begins()
         self._take()
         return present
@@ -272,8 +274,9 @@ class StreamWire(asyncio.BufferedProtocol):
         self._lost(f"the connection broke: {exc}")
         self._transport = None
         self.is_over.set()
-        if self._last is not None:
-            self._last.cancel()
+        for timer in (self._last, self._look):  # nobody may have taken this wire, to close it
+            if timer is not None:
+                timer.cancel()
 
     def pause_writing(self) -> None:
         self._room.clear()
@@ -379,7 +382,8 @@ class StreamWire(asyncio.BufferedProtocol):
         if not self._machine.is_empty and waited_s >= WHOLE_S:
             return f"a message was not whole after {WHOLE_S:.0f} s: send it at once, or a smaller one"
         is_asked = not self._in_call or self._was_asked or self._unread
-        if not is_asked and self._machine.is_empty and waited_s >= FIRST_REQUEST_S:
+        idle_s = self._loop.time() - self._admitted_at  # whatever beats came meanwhile
+        if not is_asked and self._machine.is_empty and idle_s >= FIRST_REQUEST_S:
             return f"{FIRST_REQUEST_S:.0f} s ago a call was opened, and nothing was asked"
         return ""
 

@@ -11,8 +11,11 @@ import pytest
 
 from mq_broker.rpc import accepting, port
 from mq_broker.rpc.peer_proof import PeerProof
+from mq_protocol import mq_pb2 as pb
 from mq_protocol.call import PREAMBLE
-from tests.mq_broker.rpc.streaming import asking, connected
+from mq_protocol.errors import Overloaded
+from mq_protocol.methods import BROKER
+from tests.mq_broker.rpc.streaming import asking, connected, opening, until
 from tests.mq_broker.rpc.test_peer_service import DEADLINE_S, SECRET, Peer, serving
 
 
@@ -52,6 +55,22 @@ def test_clients_that_have_all_connections_keep_no_broker_out() -> None:
             for each in (client, too_many):
                 each.say([PREAMBLE], asking("Metadata"))
             await too_many.gone()
+            await two.ask(one)
+
+    run(scenario)
+
+
+def test_what_is_passed_on_of_clients_keeps_no_broker_out() -> None:
+    whose = pb.ForwardedFor(principal="User:ANONYMOUS", address="ipv4:c:1")
+    passed_on = PeerProof(2, 1, "cluster", SECRET).forwarded(BROKER.path("Produce"), 1, whose)
+
+    async def scenario() -> None:
+        one, two = peer(1, connections_max=1), peer(2)
+        async with serving(one, two), connected(one.port) as first, connected(one.port) as too_many:
+            first.say([PREAMBLE], opening(passed_on=passed_on))
+            await until(lambda: one.port.service.begun == 1)
+            too_many.say([PREAMBLE], opening(passed_on=passed_on))
+            assert isinstance(await too_many.refused(), Overloaded)
             await two.ask(one)
 
     run(scenario)

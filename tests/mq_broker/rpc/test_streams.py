@@ -461,6 +461,24 @@ def test_of_strangers_the_first_goes_when_there_are_too_many(monkeypatch: pytest
     run(scenario)
 
 
+def wires_there() -> int:
+    gc.collect()
+    return sum(isinstance(each, streams.StreamWire) for each in gc.get_objects())
+
+
+def test_strangers_that_are_cut_just_as_they_greet_leave_nothing() -> None:
+    async def scenario(served: Served) -> None:
+        strangers = [await asyncio.open_connection(HOST, served.port)]
+        for _ in range(60):
+            strangers.append(await asyncio.open_connection(HOST, served.port))
+            strangers[-2][1].write(PREAMBLE)
+        for _, writer in strangers:
+            writer.transport.abort()
+        await until(lambda: not wires_there())
+
+    run(scenario, strangers_max=2)
+
+
 def test_many_batches_at_once_are_answered_in_order_however_they_are_torn() -> None:
     async def scenario(served: Served) -> None:
         async with connected(served) as client:
