@@ -112,7 +112,7 @@ class Operator:
             # A broker that is named and no replica any more opens nothing: its disk was looked at by hand. Who is one
             # may yet start, and open (seed 5368).
             assigned = set(coordination.assigned[partition][1])
-            opening = any(broker not in statuses or not statuses[broker].open for broker in assigned)
+            opening = any(not statuses[broker].open for broker in assigned)
             force = not left and not opening and state.leader_epoch > 0 and not assigned >= {b for b, _ in state.isr}
             try:
                 choice = choose(f"t-{partition}", state, statuses, f"recover.{partition}.{number}", force=force)
@@ -142,14 +142,12 @@ class Operator:
                 self.cluster.faults["partition recovered"] += 1
 
     def _ask_all(self, partition: int, brokers: set[int]) -> dict[int, pb.ReplicaStatusResponse]:
-        """What those say of their replicas that answer."""
+        """What each says of its replica. Of one that does not answer: that it is not open."""
         statuses = {}
         for number in sorted(brokers):
             broker = self.cluster.brokers[number]
             host = broker.hosts.get(partition)
-            if not broker.up or broker.paused:
-                continue
             status = statuses[number] = pb.ReplicaStatusResponse(broker=number)
-            if host is not None and not host.closed:
+            if broker.up and not broker.paused and host is not None and not host.closed:
                 describe(host.replica, status)
         return statuses

@@ -138,7 +138,7 @@ class Nemesis:
 
     def _clock(self) -> None:
         machine = self._one()
-        if machine.process is not None:
+        if machine.process is not None and machine.ready:  # a broker believes the clock that it starts with
             jump_s = self.random.choice((-3600.0, -1.0, 1.0, 60.0, 86400.0))
             machine.process.clock_ahead_s += jump_s
             machine.process.believable_s += jump_s if jump_s == 1.0 else 0.0

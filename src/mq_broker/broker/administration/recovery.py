@@ -156,11 +156,11 @@ def _refuse_needless_loss(name: str, state: NodeState, statuses: Statuses, whole
             f"{name}: broker {unknown[0]} was in sync and does not answer for its replica: its log may be whole, so "
             "start it and wait; --force gives up what only it has"
         )
-    opening = sorted(broker for broker, status in statuses.items() if not status.open)
-    if opening:
+    silent = sorted(broker for broker, status in statuses.items() if not status.open)
+    if silent:
         raise InvalidRequest(
-            f"{name}: broker {opening[0]} has not opened its replica yet, which may have more than the others: ask "
-            "again in a moment, or see that broker's log; --force continues without it"
+            f"{name}: broker {silent[0]} does not answer for its replica, or has not opened it yet, and it may have more "
+            "than the others: start that broker, or ask again in a moment; --force continues without it"
         )
 
 
@@ -241,25 +241,26 @@ class TotalLoss:
     async def _ask_all(
         self, topic_id: str, number: int, brokers: set[int], deadline: float
     ) -> dict[int, pb.ReplicaStatusResponse]:
+        """What each of them says. Of one that does not answer: that its replica is not open."""
         request = pb.ReplicaStatusRequest(topic_id=topic_id, partition=number)
         limit = min(deadline, asyncio.get_running_loop().time() + STATUS_TIMEOUT_S)
 
-        async def ask(broker: int) -> pb.ReplicaStatusResponse | None:
+        async def ask(broker: int) -> pb.ReplicaStatusResponse:
             if broker == self._shell.broker:
                 return await self.replica_status(request, limit)
             address = self._cluster.peer_address(broker)
             if address is None:
-                return None
+                return pb.ReplicaStatusResponse(broker=broker)
             try:
                 return await self._calls.ask(address, "ReplicaStatus", request, pb.ReplicaStatusResponse, limit)
             except TritonMQError as error:
                 log.info(
                     "broker %d does not say what it has of partition %d of %s: %s", broker, number, topic_id, error
                 )
-                return None
+                return pb.ReplicaStatusResponse(broker=broker)
 
         answers = await asyncio.gather(*(ask(broker) for broker in sorted(brokers)))
-        return {answer.broker: answer for answer in answers if answer is not None}
+        return dict(zip(sorted(brokers), answers, strict=True))
 
     # ------------------------------------------------------------------ by itself
 

@@ -127,7 +127,7 @@ def test_it_is_refused_while_a_named_log_may_exist() -> None:
 
 def test_it_is_refused_while_a_replica_is_being_opened_that_may_have_more() -> None:
     opening = pb.ReplicaStatusResponse(broker=3)
-    with pytest.raises(InvalidRequest, match=r"broker 3 has not opened its replica yet.*ask again"):
+    with pytest.raises(InvalidRequest, match=r"broker 3 does not answer.*or has not opened it yet.*ask again"):
         chosen(status(1, "new1"), status(2, "new2"), opening)
     assert chosen(status(1, "new1"), status(2, "new2"), opening, force=True).kept.broker == 1
 

@@ -177,6 +177,25 @@ def test_a_recovery_whose_answer_was_lost_is_found_done_and_one_that_others_were
     run(never)
 
 
+@pytest.mark.parametrize("why", ["no call reaches it", "it is not registered"])
+def test_a_replica_that_does_not_answer_is_waited_for_though_it_was_not_in_sync(why: str) -> None:
+    """It may have left the set since its broker died, and have all that was committed before."""
+
+    async def scenario(world: World) -> None:
+        world.topic.spec.assignment = ((1, 2, 3), (1, 2, 3))
+        if why == "it is not registered":
+            del world.brokers[3]
+        with pytest.raises(InvalidRequest, match=r"broker 3 does not answer for its replica.*start that broker"):
+            await world.recover()
+        assert not world.written
+        assert (await world.recover(force=True)).kept.broker == 1
+        world.node = 3, LOST
+        world.brokers[3], world.said[3] = None, status(3, last_index=99)
+        assert (await world.recover()).kept.broker == 3
+
+    run(scenario)
+
+
 def test_a_recovery_by_another_with_another_log_is_not_taken_for_this_one() -> None:
     choice = choose("t-0", LOST, {1: status(1), 2: status(2, last_index=8)}, "mine")
     assert choice.made(choice.state)
