@@ -429,6 +429,7 @@ def simulate(seed: int, plan: Plan | None = None, *, verbose: bool = False) -> R
     root = Path(tempfile.mkdtemp(prefix="tritonmq-sim-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     collecting = gc.isenabled()
     gc.disable()
+    gc.freeze()  # what is here already outlives the cluster: what is left of that is looked for in what came after it
     cluster = Cluster(seed, plan, root)
     if verbose:
         cluster.story = deque()
@@ -460,6 +461,7 @@ def simulate(seed: int, plan: Plan | None = None, *, verbose: bool = False) -> R
     finally:
         logger.setLevel(level)
         logger.propagate = propagate
+        gc.unfreeze()
         if collecting:
             gc.enable()
         shutil.rmtree(root, ignore_errors=True)

@@ -93,19 +93,6 @@ class NumberedFuture(asyncio.Future[Any]):
         return self.number
 
 
-class NumberedTimer(asyncio.TimerHandle):
-    """Of two that are due at the same time, the one that was set first comes first."""
-
-    def __init__(
-        self, when: float, callback: Callable[..., object], args: Any, loop: VirtualLoop, context: Context | None
-    ) -> None:
-        self.number = loop.next_number()
-        super().__init__(when, callback, args, loop, context)
-
-    def __lt__(self, other: Any) -> bool:
-        return (self._when, self.number) < (other._when, other.number)
-
-
 class Stuck(Exception):
     """Nothing is ready and no timer is set: everybody waits for somebody else."""
 
@@ -123,6 +110,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._number = 0
         self._graveyard: list[asyncio.Handle] = []
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        """Of two that are due at the same time, the one that was set first comes first."""
         self.network: Any = None
         """Where byte streams are made (wires.py)."""
         self._clock_resolution = 1e-9
@@ -147,9 +136,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> NumberedTimer:
-        timer = NumberedTimer(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, self.next_number(), timer))
         timer._scheduled = True
         return timer
 
@@ -199,20 +188,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         pass
 
+    def close(self) -> None:
+        self._timers.clear()
+        super().close()
+
     def _run_once(self) -> None:
         self.rounds += 1
         self._now += STEP_S
-        timers = self._scheduled
-        while timers and timers[0]._cancelled:
-            heapq.heappop(timers)._scheduled = False
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)[2]._scheduled = False
         if not self._ready:
             if not timers:
                 if self._stopping:
                     return
                 raise Stuck("nothing is ready, and no timer is set")
-            self._now = max(self._now, timers[0]._when)
-        while timers and timers[0]._when <= self._now:
-            handle = heapq.heappop(timers)
+            self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            handle = heapq.heappop(timers)[2]
             handle._scheduled = False
             self._ready.append(handle)
         for _ in range(len(self._ready)):
