@@ -159,8 +159,8 @@ def _refuse_needless_loss(name: str, state: NodeState, statuses: Statuses, whole
     silent = sorted(broker for broker, status in statuses.items() if not status.open)
     if silent:
         raise InvalidRequest(
-            f"{name}: broker {silent[0]} does not answer for its replica, or has not opened it yet, and it may have more "
-            "than the others: start that broker, or ask again in a moment; --force continues without it"
+            f"{name}: broker {silent[0]} does not answer for its replica, or has not opened it yet, and it may have "
+            "more than the others: start that broker, or ask again in a moment; --force continues without it"
         )
 
 
