@@ -60,7 +60,8 @@ class Recoveries:
         gaps = [*index._gaps]
         floors = self._floors.get(partition.name, set())
         start = partition.replica.machine.log_start_offset
-        passed = [floor for floor in floors if floor <= start and all(after != floor for _, after in gaps)]
+        ends = (floor for floor in floors if floor <= start)
+        passed = [floor for floor in ends if not any(first < floor <= after for first, after in gaps)]
         if passed:  # retention has dropped what was before, and with it where that ended
             gaps.insert(0, (0, max(passed)))
         if any(after not in floors for _, after in gaps):
