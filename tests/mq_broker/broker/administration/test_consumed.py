@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,61 +92,6 @@ def test_a_group_that_has_a_cursor_elsewhere_and_none_here_needs_all_that_there_
     assert needed(part, "away", "quick") == (0, "away")
 
 
-class Asked:
-    """What the leader of partition 0 answers, or refuses."""
-
-    def __init__(self) -> None:
-        self.groups: list[str] | None = None
-        self.times = 0
-        self.tasks: list[asyncio.Task[None]] = []
-
-    def spawn(self, work: Coroutine[Any, Any, None], _name: str) -> asyncio.Task[None]:
-        self.tasks.append(asyncio.create_task(work))
-        return self.tasks[-1]
-
-    async def leader(self, topic: str, number: int, method: str, *_: Any) -> pb.StreamGroupsResponse:
-        assert (topic, number, method) == ("t", 0, "StreamGroups")
-        self.times += 1
-        if self.groups is None:
-            raise NotLeader("nobody leads")
-        return pb.StreamGroupsResponse(groups=self.groups)
-
-
-def test_nothing_is_consumed_until_the_leader_of_the_first_partition_has_said_which_groups_there_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(consumed, "ASK_AGAIN_S", 0.0)
-        asked, part = Asked(), Kept(quick=30)
-        each, shell = part, asked  # type: Any, Any
-        ours = Consumed(shell, None, asked.leader)  # type: ignore[arg-type]
-
-        async def said() -> Needed | None:
-            ours.needed(each)
-            await asyncio.gather(*asked.tasks)
-            monkeypatch.setattr(consumed, "ASK_AGAIN_S", 60.0)
-            found = ours.needed(each)
-            monkeypatch.setattr(consumed, "ASK_AGAIN_S", 0.0)
-            return found
-
-        assert ours.needed(each) is None
-        assert await said() is None, "refused"
-        asked.groups = ["quick"]
-        assert await said() == (30, "quick")
-        asked.groups = ["quick", "away"]
-        assert await said() == (0, "away")
-        asked.groups = None
-        assert await said() is None, "what was said before does not count any more"
-        asked.times = 0
-        first: Any = Kept(0, quick=30)
-        assert ours.needed(first) == (30, "quick")
-        assert asked.times == 0, "it knows by itself"
-        ours.keep(())
-        assert ours._told == {}
-
-    in_virtual_time(scenario())
-
-
 def test_a_leader_that_does_not_know_whether_it_still_leads_says_nothing_of_groups() -> None:
     async def meant(_: str, topic_id: str) -> str:
         assert topic_id == "id"
@@ -157,7 +100,7 @@ def test_a_leader_that_does_not_know_whether_it_still_leads_says_nothing_of_grou
     first: Any = Kept(0, quick=30, slow=10)
     shell: Any = SimpleNamespace(leader=lambda _, number: {0: first}[number])
     topics: Any = SimpleNamespace(meant=meant)
-    ours = Consumed(shell, topics, Asked().leader)
+    ours = Consumed(shell, topics, shell)
     request = pb.StreamGroupsRequest(topic="t", topic_id="id")
     assert list(in_virtual_time(ours.stream_groups(request, 5.0)).groups) == ["quick", "slow"]
     first.refuses = NotLeader("another broker leads")

@@ -4,7 +4,6 @@ says so."""
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -225,18 +224,6 @@ def test_what_has_arrived_is_not_written_into_a_topic_that_was_made_again_meanwh
     run(scenario)
 
 
-def test_a_broker_waits_to_be_woken_for_the_next_move() -> None:
-    async def scenario() -> None:
-        here = Here(spec("t", (1, 2)))
-        here.leads("t", 0, 1, 2, 3)
-        assert await here.moves.look() == math.inf
-        here.specs["t"] = spec("t", (1, 2, 3), moving={0: Move((1, 3), (1, 2))})
-        assert await here.moves.look() == moves.LOOK_S
-        assert here.specs["t"].assignment == ((1, 3),)
-
-    run(scenario)
-
-
 def test_leadership_is_handed_only_to_a_live_broker_that_is_in_sync() -> None:
     async def scenario() -> None:
         here = Here(spec("t", (1, 2, 3)))
@@ -306,14 +293,6 @@ def plan(here: Here, **fields: Any) -> dict[tuple[str, int], tuple[list[int], li
     return {(move.topic, move.partition): (list(move.origin), list(move.target)) for move in told.moves}
 
 
-def test_a_broker_is_drained_of_all_that_it_holds() -> None:
-    here = Here(spec("t", (1, 2), (2, 3), (3, 1)))
-    planned = plan(here, drain=2)
-    assert sorted(planned) == [("t", 0), ("t", 1)]
-    assert all(2 not in target for _, target in planned.values())
-    assert planned["t", 0][0] == [1, 2]
-
-
 def test_what_is_even_stays_and_is_led_by_its_first_replica_if_that_could() -> None:
     here = Here(spec("t", (1, 2), (2, 3), (3, 4), (4, 1)))
     assert plan(here) == {}
@@ -345,9 +324,3 @@ def test_each_partition_of_the_coordinators_topic_is_to_have_three_replicas_and_
     assert [len(target) for _, target in plan(Here(some)).values()] == [3]
     more = spec(TRANSACTIONS_TOPIC, (1, 2, 3, 4), (2, 3, 4), (3, 4, 1), (4, 1, 2))
     assert all(len(target) == len(origin) for origin, target in plan(Here(more)).values())
-
-
-def test_a_partition_that_moves_anyway_is_not_led_by_its_first_replica_before() -> None:
-    here = Here(spec(TRANSACTIONS_TOPIC, (1, 2), (2, 3), (3, 4), (4, 1)))
-    here.states[TRANSACTIONS_TOPIC, 0] = led_by(2, 1, 2)
-    assert len(plan(here)[TRANSACTIONS_TOPIC, 0][1]) == 3

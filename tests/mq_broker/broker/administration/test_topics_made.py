@@ -22,6 +22,7 @@ from mq_protocol.errors import (
 from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, standalone
+from tests.mq_broker.broker.test_three_brokers import three
 from tests.virtual.world import in_virtual_time
 
 
@@ -51,6 +52,17 @@ def test_a_topic_is_made_when_one_is_named_by_somebody_who_wants_it(
             assert await named(broker, "b") == {"b": 2}
             await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="a"))
             assert await named(broker, "c") == {"c": 2}
+
+    in_virtual_time(scenario())
+
+
+def test_a_topic_that_several_brokers_make_by_themselves_at_once_is_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(tmp_path, auto_create=AutoCreate(2, 1)) as cluster:
+            brokers = cluster.brokers.values()
+            assert await asyncio.gather(*(named(broker, "a") for broker in brokers)) == [{"a": 2}] * 3
+            answers = await asyncio.gather(*(broker.metadata(TRANSACTIONS_TOPIC) for broker in brokers))
+            assert len({answer.topics[0].topic_id for answer in answers}) == 1
 
     in_virtual_time(scenario())
 

@@ -78,23 +78,6 @@ def test_a_batch_of_a_schema_that_the_topic_never_had_is_refused_and_so_is_one_f
         _check_header(header(), topic("__transactions"))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"after": UUID},
-        {"acks": pb.NONE},
-        {"acks": pb.LEADER},
-        {"record_uuids": UUID * 2},
-        {"stage": pb.StageOf(key=KEY, run_id="run")},
-    ],
-)
-def test_a_batch_with_a_header_as_it_should_be_is_decoded_with_its_own_version_of_the_schema(
-    fields: dict[str, Any],
-) -> None:
-    assert _check_header(header(**fields), topic()) is SCHEMA
-
-
 def test_a_batch_may_have_so_many_uuids_of_records() -> None:
     _check_record_uuids(header(record_uuids=UUID * RECORD_UUIDS_MAX, record_count=RECORD_UUIDS_MAX))
     with pytest.raises(InvalidRequest, match="send smaller batches"):
@@ -181,18 +164,6 @@ def test_a_stream_ends_once_all_is_answered_and_holds_nothing_then() -> None:
         told = [(r.correlation, r.base_offset, r.timestamp_us, r.duplicate) for r in world.results]
         assert told == [(1, 10, 99, False), (2, 11, 99, True), (3, 12, 99, False)]
         assert world.held.bytes == 0
-
-    in_virtual_time(scenario())
-
-
-def test_a_stream_that_said_nothing_ends_at_once() -> None:
-    async def scenario() -> None:
-        world = World()
-        writing = asyncio.create_task(world.stream.write())
-        await asyncio.sleep(0)
-        assert not writing.done()
-        await world.hear()
-        await asyncio.wait_for(writing, DEADLINE_S)
 
     in_virtual_time(scenario())
 

@@ -16,6 +16,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, Overloaded
 from mq_protocol.limits import DELAY_MS_MAX
 from tests.mq_broker.broker.cluster import Broker, numbers_in, standalone, until
+from tests.simulation.real.substitutes import EPOCH_S
 from tests.virtual.world import in_virtual_time
 
 
@@ -34,7 +35,7 @@ def test_a_scheduled_batch_is_published_when_it_is_due_and_one_that_is_cancelled
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             await broker.create_topic("t", scheduled_max="3")
-            now_us = time.time_ns() // 1000
+            now_us = round((EPOCH_S + asyncio.get_running_loop().time()) * 1e6)
             due_us, gone, kept = now_us + 3_500_000, os.urandom(16), os.urandom(16)
             assert (await broker.produce("t", 2, due_us=due_us + 1, uuid=kept)).base_offset == -1
             assert (await broker.produce("t", 1, due_us=due_us)).base_offset == -1
@@ -54,12 +55,12 @@ def test_a_scheduled_batch_is_published_when_it_is_due_and_one_that_is_cancelled
                 return await broker.end("t") == 3
 
             await until(all_there)
-            assert time.time_ns() // 1000 >= due_us
+            assert (EPOCH_S + asyncio.get_running_loop().time()) * 1e6 >= due_us
             assert await broker.numbers("t") == [0, 1, 2]
             assert await cancel(broker, kept) == pb.CancelScheduledResponse(published=True, offset=2)
             assert (await waiting(broker)).scheduled == 0
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 @pytest.mark.parametrize(

@@ -56,14 +56,6 @@ class World:
         self.log.next_offset += 1
 
 
-def test_each_member_begins_at_the_end_of_the_log_as_it_comes() -> None:
-    world = World()
-    members = [world.joins(), world.joins()]
-    assert [member.told for member in members] == [[("begin", 10)], [("begin", 11)]]
-    world.leaves(members[0])
-    assert [len(member.told) for member in members] == [1, 1], "that is nothing to the others"
-
-
 def test_lower_ones_stand_by_while_a_higher_one_is_there_and_go_on_at_the_end_afterwards() -> None:
     world = World()
     low, also_low = world.joins(1), world.joins(1)

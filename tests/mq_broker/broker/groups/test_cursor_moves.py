@@ -9,28 +9,28 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.groups import cursors as groups
-from mq_broker.broker.groups.cursors import CONSUMER, CursorMoves, Mover
+from mq_broker.broker.groups.cursors import CONSUMER, MOVE_AGAIN_S, CursorMoves, Mover
 from mq_broker.core.machine.state import EPHEMERAL, Cursor
 from mq_broker.core.messages import Done, Refused
 from mq_protocol.errors import InvalidRequest, NotEnoughReplicas
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
-from tests.mq_broker.broker.groups.partitions import ANYBODY, Led, rounds
+from tests.mq_broker.broker.groups.partitions import ANYBODY, Led
+from tests.virtual.world import in_virtual_time
 
 FOR_NOW = Refused(NotEnoughReplicas("1 live in-sync replica of 2"))
 FOR_GOOD = Refused(InvalidRequest("the log ends before that"))
 
 
-@pytest.fixture(autouse=True)
-def again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "MOVE_AGAIN_S", 0.0)
+async def later() -> None:
+    """What was refused for now has been tried again."""
+    await asyncio.sleep(1.5 * MOVE_AGAIN_S)
 
 
 def run(scenario: Callable[[Any, CursorMoves], Awaitable[None]]) -> None:
     async def main() -> None:
         await scenario(Led(), CursorMoves())
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_a_move_goes_forward_only_and_may_take_as_long_as_any_request() -> None:
@@ -60,16 +60,6 @@ def test_one_move_of_a_group_is_under_way_at_a_time_and_then_the_newest() -> Non
     run(scenario)
 
 
-def test_what_is_where_it_should_be_is_not_moved_again() -> None:
-    async def scenario(led: Any, moves: CursorMoves) -> None:
-        moves.move(led, "g", 5, CONSUMER, ANYBODY)
-        moves.move(led, "g", 5, CONSUMER, ANYBODY)
-        led.replies[0](Done(0))
-        assert led.offsets == [5]
-
-    run(scenario)
-
-
 def test_where_a_group_is_told_from_what_is_under_way_and_then_from_the_journal() -> None:
     async def scenario(led: Any, moves: CursorMoves) -> None:
         assert (moves.cursor(led, "g"), moves.kind(led, "g")) == (-1, None)
@@ -87,7 +77,7 @@ def test_what_is_refused_for_good_is_left() -> None:
         moves.move(led, "g", 5, CONSUMER, ANYBODY)
         moves.move(led, "g", 6, CONSUMER, ANYBODY)
         led.replies[0](FOR_GOOD)
-        await rounds()
+        await later()
         assert led.offsets == [5]
         assert moves.cursor(led, "g") == -1
         moves.move(led, "g", 2, CONSUMER, ANYBODY)
@@ -96,12 +86,13 @@ def test_what_is_refused_for_good_is_left() -> None:
     run(scenario)
 
 
-def test_what_is_refused_while_the_leadership_ends_is_left() -> None:
+@pytest.mark.parametrize(("end", "over"), [("leading", False), ("closed", True)])
+def test_what_is_refused_while_the_leadership_ends_is_left(end: str, over: bool) -> None:
     async def scenario(led: Any, moves: CursorMoves) -> None:
         moves.move(led, "g", 5, CONSUMER, ANYBODY)
-        led.leading = False
+        setattr(led, end, over)
         led.replies[0](FOR_NOW)
-        await rounds()
+        await later()
         assert led.offsets == [5]
         assert moves.cursor(led, "g") == -1
 
@@ -116,20 +107,8 @@ def test_an_answer_to_a_former_leadership_changes_nothing_of_this_one() -> None:
         led.replies[0](Done(0))
         assert moves.cursor(led, "g") == 3, "still under way"
         led.replies[0](FOR_NOW)
-        await rounds()
+        await later()
         assert led.offsets == [5, 3]
-
-    run(scenario)
-
-
-def test_a_move_that_was_to_be_tried_again_at_a_partition_that_closed_is_dropped() -> None:
-    async def scenario(led: Any, moves: CursorMoves) -> None:
-        moves.move(led, "g", 5, CONSUMER, ANYBODY)
-        led.replies[0](FOR_NOW)
-        led.closed = True
-        await rounds()
-        assert led.offsets == [5]
-        assert moves.cursor(led, "g") == -1
 
     run(scenario)
 
@@ -138,10 +117,10 @@ def test_what_was_tried_again_is_not_tried_again_for_the_place_it_was_moved_to()
     async def scenario(led: Any, moves: CursorMoves) -> None:
         moves.move(led, "g", 5, CONSUMER, ANYBODY)
         led.replies[0](FOR_NOW)
-        await rounds()
+        await later()
         led.replies[1](FOR_NOW)
         moves.move(led, "g", 8, CONSUMER, ANYBODY)
-        await rounds()
+        await later()
         led.replies[2](Done(0))
         assert led.offsets == [5, 5, 8]
         moves.move(led, "g", 9, CONSUMER, ANYBODY)
@@ -159,7 +138,7 @@ def test_a_group_that_is_being_deleted_is_moved_no_more() -> None:
         moves.move(led, "h", 5, CONSUMER, ANYBODY)
         led.replies[1](FOR_NOW)
         moves.forget(led, "h")
-        await rounds()
+        await later()
         assert led.offsets == [5, 5]
         moves.forget(led, "nobody")
 
@@ -173,7 +152,7 @@ def test_each_move_is_in_the_name_of_who_asked_for_that_place() -> None:
         moves.move(led, "g", 6, CONSUMER, ann)
         moves.move(led, "g", 7, CONSUMER, root)
         led.replies[0](FOR_NOW)
-        await rounds()
+        await later()
         led.replies[1](Done(0))
         moves.move(led, "g", 8, CONSUMER, ann)
         moves.move(led, "g", 9, CONSUMER, root)

@@ -232,32 +232,3 @@ def test_a_group_with_members_is_deleted_by_force_alone_and_they_are_told() -> N
             await world.groups.delete_group(pb.DeleteGroupRequest(group=""), 5.0)
 
     run(scenario)
-
-
-def listed(world: World, **fields: Any) -> list[tuple[str, int, str]]:
-    """All cursors, in as many answers as it takes."""
-
-    async def main() -> list[tuple[str, int, str]]:
-        told: list[tuple[str, int, str]] = []
-        request = pb.GroupsRequest(**fields)
-        while True:
-            answer = await world.groups.groups(request, 0.0)
-            told += [(cursor.topic, cursor.partition, cursor.group) for cursor in answer.cursors]
-            if not answer.more:
-                return told
-            assert answer.cursors
-            last = answer.cursors[-1]
-            request.after.topic, request.after.partition, request.after_group = last.topic, last.partition, last.group
-
-    return asyncio.run(main())
-
-
-@pytest.mark.parametrize("group", ["", "g" * 1_000])
-def test_a_name_that_no_group_can_have_refuses_the_whole_request(group: str) -> None:
-    async def scenario() -> None:
-        with pytest.raises(InvalidRequest, match="group name"):
-            await World().groups.move_cursors(pb.MoveCursorsRequest(group=group, kind="spark"), 5.0)
-        with pytest.raises(InvalidRequest, match="group name"):
-            await World().groups.delete_group(pb.DeleteGroupRequest(group=group), 5.0)
-
-    run(scenario)

@@ -11,7 +11,6 @@ import pytest
 from mq_broker.broker.groups import pushed_once
 from mq_broker.broker.groups.pushed_once import MESSAGE_BYTES, PushedOnce
 from mq_broker.rpc.service import SharedBatches
-from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OffsetOutOfRange
 from tests.mq_broker.broker.groups.test_subscription_sessions import Readable, Stream, wanted
 
@@ -126,25 +125,6 @@ def test_a_word_to_one_of_them_goes_before_what_all_are_pushed() -> None:
     run(scenario)
 
 
-def test_partitions_that_nobody_shares_go_in_one_message_and_the_shared_one_in_its_own() -> None:
-    async def scenario() -> None:
-        partitions = [Readable(number) for number in range(3)]
-        stream, other = several(2, *partitions)
-        await stream.open(*(wanted(number, latest=True) for number in range(3)))
-        stream.told()
-        await other.open(wanted(2, latest=True))
-        other.told()
-        for partition in partitions:
-            partition.next_offset = 102
-            partition.changes()
-        assert [batch.partition for batch in message(stream).header.batches] == [0, 1]
-        shared = message(stream)
-        assert [batch.partition for batch in shared.header.batches] == [2]
-        assert message(other) is shared
-
-    run(scenario)
-
-
 def test_what_is_kept_has_a_bound_for_all_partitions_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pushed_once, "KEPT_BYTES_MAX", 2 * (10 + MESSAGE_BYTES))
     kept = PushedOnce()
@@ -158,10 +138,3 @@ def test_what_is_kept_has_a_bound_for_all_partitions_together(monkeypatch: pytes
     monkeypatch.setattr(pushed_once, "KEPT_BYTES_MAX", MESSAGE_BYTES)
     kept.read(partitions[0], 0, 2, 100)
     assert partitions[0] not in kept._kept, "one that is larger than all may be is not kept"
-
-
-def test_a_message_is_serialized_once_for_all() -> None:
-    header = pb.BatchesHeader(batches=[pb.StoredBatch(topic="t", base_offset=3, record_count=2, payload_bytes=4)])
-    shared = SharedBatches(header, (b"0123",))
-    assert shared.serialized() == header.SerializeToString()
-    assert shared.serialized() is shared.serialized()

@@ -1,4 +1,4 @@
-"""Who of a group has a partition, and how it is handed over. Members and partitions are stand-ins; no time passes."""
+"""Who of a group has a partition, and how it is handed over. Members and partitions are stand-ins; time is virtual."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.groups import sharing
 from mq_broker.broker.groups.cursors import CONSUMER, CursorMoves
 from mq_broker.broker.groups.sharing import Share, Shares
 from mq_broker.core.machine.state import EPHEMERAL, Cursor
 from mq_broker.core.messages import Done, Refused
 from mq_protocol.errors import InvalidRequest, MemberInUse, TritonMQError, UnknownGroup
-from tests.mq_broker.broker.groups.partitions import ANYBODY, Led, rounds
+from mq_protocol.limits import GROUP_HANDOVER_MS
+from tests.mq_broker.broker.groups.partitions import ANYBODY, Led
+from tests.virtual.world import in_virtual_time
+
+HANDOVER_S = GROUP_HANDOVER_MS / 1000
 
 
 class Reader:
@@ -65,7 +68,7 @@ def run(scenario: Callable[[Case], Awaitable[None]]) -> None:
     async def main() -> None:
         await scenario(Case())
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_the_first_member_begins_where_it_wants_to_and_that_place_is_written_down() -> None:
@@ -76,17 +79,6 @@ def test_the_first_member_begins_where_it_wants_to_and_that_place_is_written_dow
         assert [(move.group, move.offset, move.kind, move.forward) for move in case.led.proposed] == [
             ("g", 7, CONSUMER, True)
         ]
-
-    run(scenario)
-
-
-def test_a_group_with_a_cursor_goes_on_there_and_writes_nothing() -> None:
-    async def scenario(case: Case) -> None:
-        case.led.cursors["g"] = Cursor(0, CONSUMER, 0)
-        a = Reader("a", first=7)
-        case.share.join(a)
-        assert a.told == ["activate 0"], "0 is a place, too"
-        assert case.led.proposed == []
 
     run(scenario)
 
@@ -117,25 +109,22 @@ def test_the_owner_is_paused_once_until_it_has_settled_and_the_next_begins_there
         case.settles(b, 5)
         assert b.told == ["activate 0", "pause", "deactivate"]
         assert a.told == ["activate 5"]
-        await rounds()
+        await asyncio.sleep(2 * HANDOVER_S)
         assert a.told == ["activate 5"], "nothing is left of the wait"
 
     run(scenario)
 
 
-def test_an_owner_that_does_not_settle_in_time_loses_the_partition_and_its_word(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sharing, "GROUP_HANDOVER_MS", 0)
-
+def test_an_owner_that_does_not_settle_in_time_loses_the_partition_and_its_word() -> None:
     async def scenario(case: Case) -> None:
         b, a = Reader("b"), Reader("a")
         case.share.join(b)
         b.position = 5
         case.settles(b, 2)
         case.share.join(a)
+        await asyncio.sleep(HANDOVER_S - 0.01)
         assert a.told == []
-        await rounds()
+        await asyncio.sleep(0.02)
         assert b.told == ["activate 0", "pause", "deactivate"]
         assert a.told == ["activate 2"]
         proposed = list(case.led.offsets)
@@ -145,32 +134,14 @@ def test_an_owner_that_does_not_settle_in_time_loses_the_partition_and_its_word(
     run(scenario)
 
 
-def test_a_handover_waits_as_long_as_the_protocol_says() -> None:
-    async def scenario(case: Case) -> None:
-        loop, b = asyncio.get_running_loop(), Reader("b")
-        case.share.join(b)
-        b.position = 5
-        before = loop.time()
-        case.share.join(Reader("a"))
-        assert case.share._leaving is not None
-        assert case.share._leaving.when() - before == pytest.approx(sharing.GROUP_HANDOVER_MS / 1000, abs=1.0)
-        case.share._leaving.cancel()
-
-    run(scenario)
-
-
-def test_an_owner_whose_successor_goes_again_is_resumed_and_keeps_the_partition(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sharing, "GROUP_HANDOVER_MS", 0)
-
+def test_an_owner_whose_successor_goes_again_is_resumed_and_keeps_the_partition() -> None:
     async def scenario(case: Case) -> None:
         b, a = Reader("b"), Reader("a")
         case.share.join(b)
         b.position = 5
         case.share.join(a)
         case.share.leave(a)
-        await rounds()
+        await asyncio.sleep(2 * HANDOVER_S)
         assert b.told == ["activate 0", "pause", "resume"], "the time that was given to it is over without effect"
         case.share.join(a)
         assert b.told[-1] == "pause", "the next wait is one of its own"
@@ -180,9 +151,7 @@ def test_an_owner_whose_successor_goes_again_is_resumed_and_keeps_the_partition(
     run(scenario)
 
 
-def test_when_the_owner_leaves_the_next_begins_at_what_it_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "GROUP_HANDOVER_MS", 0)
-
+def test_when_the_owner_leaves_the_next_begins_at_what_it_settled() -> None:
     async def scenario(case: Case) -> None:
         b, a = Reader("b"), Reader("a")
         case.share.join(b)
@@ -192,7 +161,7 @@ def test_when_the_owner_leaves_the_next_begins_at_what_it_settled(monkeypatch: p
         case.share.leave(b)
         assert a.told == ["activate 3"]
         assert "deactivate" not in b.told, "its stream is gone"
-        await rounds()
+        await asyncio.sleep(2 * HANDOVER_S)
         assert a.told == ["activate 3"], "the wait for it has ended"
         assert case.share.members == ["a"]
         a.position = 9
@@ -210,17 +179,6 @@ def test_the_next_begins_where_the_former_did_though_that_place_could_not_be_wri
         case.led.replies[-1](Refused(InvalidRequest("the disk is full")))
         case.share.leave(a)
         assert b.told == ["activate 0"], "and not at its own first offset: what lies between was given to nobody"
-
-    run(scenario)
-
-
-def test_a_member_that_is_not_the_owner_leaves_and_nothing_moves() -> None:
-    async def scenario(case: Case) -> None:
-        a, b = Reader("a"), Reader("b")
-        case.share.join(a)
-        case.share.join(b)
-        case.share.leave(b)
-        assert (a.told, b.told, case.share.members) == (["activate 0"], [], ["a"])
 
     run(scenario)
 
@@ -327,16 +285,14 @@ def test_a_word_before_anybody_had_the_partition_is_no_place_to_begin_at() -> No
     run(scenario)
 
 
-def test_a_group_that_is_deleted_ends_all_its_members_and_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "GROUP_HANDOVER_MS", 0)
-
+def test_a_group_that_is_deleted_ends_all_its_members_and_waits_for_nobody() -> None:
     async def scenario(case: Case) -> None:
         b, a = Reader("b"), Reader("a")
         case.share.join(b)
         b.position = 5
         case.share.join(a)
         case.share.end(UnknownGroup("deleted"))
-        await rounds()
+        await asyncio.sleep(2 * HANDOVER_S)
         assert b.told == ["activate 0", "pause", "end UnknownGroup"]
         assert a.told == ["end UnknownGroup"]
 
@@ -350,7 +306,7 @@ def shares(scenario: Callable[[Shares, Any], Awaitable[None]]) -> None:
     async def main() -> None:
         await scenario(Shares(), Led())
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_members_of_one_group_and_partition_share_and_those_of_others_do_not() -> None:
@@ -367,24 +323,6 @@ def test_members_of_one_group_and_partition_share_and_those_of_others_do_not() -
         assert not all_shares.counts(led, "g", "b", b"", 3)
         assert all_shares.counts(led, "g", "a", b"", 3)
         assert all_shares.counts(led, "nobody", "b", b"", 3)
-
-    shares(scenario)
-
-
-def test_a_share_is_gone_with_its_last_member_and_the_next_one_begins_at_the_cursor() -> None:
-    async def scenario(all_shares: Shares, led: Any) -> None:
-        a, b = Reader("a"), Reader("b")
-        first = all_shares.join(led, "g", a)
-        all_shares.join(led, "g", b)
-        all_shares.leave(led, "g", a)
-        assert all_shares.members_of(led, "g") == ["b"]
-        all_shares.leave(led, "g", b)
-        all_shares.leave(led, "g", b)
-        led.replies[-1](Done(0))
-        led.cursors["g"] = Cursor(42, CONSUMER, 0)
-        again = Reader("a")
-        assert all_shares.join(led, "g", again) is not first
-        assert again.told == ["activate 42"]
 
     shares(scenario)
 

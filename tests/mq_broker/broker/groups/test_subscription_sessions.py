@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.groups import subscriptions as delivery
-from mq_broker.broker.groups.subscriptions import CREDIT_BYTES_MAX, Delivery, _Session
+from mq_broker.broker.groups.subscriptions import Delivery, _Session
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.machine.state import Cursor
 from mq_broker.core.messages import Published
-from mq_broker.rpc.callers import caller
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
@@ -151,24 +150,6 @@ def test_what_is_pushed_is_paid_from_the_credit_which_a_batch_may_overdraw() -> 
     run(Stream(), scenario)
 
 
-def test_what_is_told_needs_no_credit_and_is_told_once() -> None:
-    async def scenario(stream: Stream) -> None:
-        await stream.open(wanted(), credit=0)
-        assert stream.message() == ([(0, 0)], [])
-        assert stream.message() == ([], [])
-
-    run(Stream(), scenario)
-
-
-def test_credit_has_a_bound() -> None:
-    async def scenario(stream: Stream) -> None:
-        await stream.open(wanted(), credit=CREDIT_BYTES_MAX)
-        await stream.credit(CREDIT_BYTES_MAX)
-        assert stream.session._credit == CREDIT_BYTES_MAX
-
-    run(Stream(), scenario)
-
-
 def test_partitions_take_turns_and_share_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "FETCH_CHUNK_BYTES", 30)
 
@@ -246,19 +227,6 @@ def test_a_subscription_waits_for_a_leader_that_is_not_ready_and_ends_with_one_t
     run(Stream(), scenario)
 
 
-def test_a_subscription_to_a_partition_that_closes_ends() -> None:
-    async def scenario(stream: Stream) -> None:
-        [partition] = stream.partitions
-        await stream.open(wanted())
-        stream.message()
-        partition.serving, partition.closed = False, True
-        partition.changes()
-        [told] = stream.told()
-        assert isinstance(from_wire(told.error), NotLeader)
-
-    run(Stream(), scenario)
-
-
 def test_records_that_are_lost_are_told_once_and_pushing_goes_on_behind_them() -> None:
     async def scenario(stream: Stream) -> None:
         [partition] = stream.partitions
@@ -271,20 +239,6 @@ def test_records_that_are_lost_are_told_once_and_pushing_goes_on_behind_them() -
         assert stream.message() == ([], []), "not in the same turn as the word that says so"
         await rounds()
         assert stream.message()[1][0] == (0, 30)
-
-    run(Stream(), scenario)
-
-
-def test_a_subscription_that_is_closed_as_it_is_told_of_a_loss_is_pushed_nothing_more() -> None:
-    async def scenario(stream: Stream) -> None:
-        [partition] = stream.partitions
-        await stream.open(wanted())
-        partition.fails = OffsetOutOfRange("offsets 0 to 29 were lost", 30)
-        stream.message()
-        partition.fails = None
-        stream.session.close()
-        await rounds()
-        assert stream.message() == ([(0, 30)], [])
 
     run(Stream(), scenario)
 
@@ -344,23 +298,6 @@ def test_a_member_that_hands_over_is_pushed_nothing_more() -> None:
     run(Stream(group="g"), scenario)
 
 
-def test_a_member_that_was_done_with_all_is_pushed_nothing_after_another_has_the_partition() -> None:
-    async def scenario(stream: Stream) -> None:
-        [partition] = stream.partitions
-        first = Stream(partition, group="g", delivering=stream.delivery)
-        await first.open(wanted(), member="b")
-        first.message()
-        await first.settle(100)
-        await stream.open(wanted(), member="a")
-        assert [told.active for told in first.told()] == [False]
-        partition.next_offset = 102
-        partition.changes()
-        assert first.message() == ([], [])
-        assert stream.message()[1] == [(0, 100)]
-
-    run(Stream(group="g"), scenario)
-
-
 def test_a_stream_is_one_members() -> None:
     async def scenario(stream: Stream) -> None:
         with pytest.raises(InvalidRequest, match="a member id of its own"):
@@ -373,27 +310,4 @@ def test_a_stream_is_one_members() -> None:
     run(Stream(group="g"), scenario)
 
 
-def test_a_stream_without_a_group_names_none_later() -> None:
-    async def scenario(stream: Stream) -> None:
-        await stream.open(wanted())
-        with pytest.raises(InvalidRequest, match="open another stream"):
-            await stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(group="g", member_id="a", member_key=KEY)))
-
-    run(Stream(), scenario)
-
-
 # ---------------------------------------------------------------- the stream as a whole
-
-
-def test_nothing_more_is_heard_from_a_client_that_holds_more_than_its_share() -> None:
-    async def scenario(stream: Stream) -> None:
-        held = stream.delivery.held
-        held.add(caller(), 2 << 30)
-        opening = asyncio.create_task(stream.open(wanted(earliest=True)))
-        await rounds()
-        assert not opening.done()
-        held.free(caller(), 2 << 30)
-        await asyncio.wait_for(opening, 10)
-        assert [opened.active for opened in stream.told()] == [True]
-
-    run(Stream(), scenario)

@@ -147,30 +147,3 @@ def test_a_snapshot_that_makes_no_sense_ends_the_link() -> None:
         assert peers.arriving.bytes_kept == 0
 
     asyncio.run(main())
-
-
-def part(
-    sequence: int, number: int, parts: int, size: int = SNAPSHOT_PART_BYTES, leader: int = 2, partition: int = 0
-) -> pb.SnapshotPart:
-    return pb.SnapshotPart(
-        leader=leader, partition=partition, sequence=sequence, part=number, parts=parts, data=bytes(size)
-    )
-
-
-def test_what_a_link_may_have_sent_of_snapshots_is_bounded_and_goes_with_it() -> None:
-    arriving, size_max = ArrivingSnapshots(), 4 * SNAPSHOT_PART_BYTES
-    for partition in range(100):
-        assert not arriving.take(part(1, 0, 3, partition=partition), size_max)
-    assert arriving.bytes_kept == SNAPSHOT_PART_BYTES, "of one partition, the last one"
-    arriving.take(part(1, 1, 3, partition=99), size_max)
-    whole = arriving.take(part(1, 2, 3, partition=99), size_max)
-    assert len(whole) == 3
-    assert not arriving.take(part(2, 0, 2), size_max)
-    assert not arriving.take(part(2, 1, 2), size_max)
-    assert arriving.bytes_kept == 3 * SNAPSHOT_PART_BYTES, "no room beside what is being read"
-    arriving.done(whole)
-    arriving.take(part(3, 0, 2), size_max)
-    arriving.take(part(3, 0, 2, leader=3), size_max)
-    arriving.forget(2)
-    assert arriving.bytes_kept == SNAPSHOT_PART_BYTES, "what broker 3 has sent"
-    assert not arriving.take(part(3, 1, 2), size_max), "its first part went with the link"

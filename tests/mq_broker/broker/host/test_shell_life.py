@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.core.messages import LeaderName
-from mq_protocol.errors import IncompatibleVersion, OutcomeUnknown, StorageFailed
+from mq_protocol.errors import IncompatibleVersion, StorageFailed
 from tests.mq_broker.broker.host.test_partition_life import run
 from tests.mq_broker.broker.host.test_shell import HERE, ID, shell, until
 
@@ -117,62 +116,3 @@ def test_a_replica_that_the_disk_did_not_let_be_opened_or_begun_anew_is_tried_ag
             assert not broker.failure.done()
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("durability", ["memory", "fsync"])
-def test_a_partition_that_was_recovered_from_another_log_begins_with_an_empty_log_of_its_own(
-    tmp_path: Path, durability: str
-) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((2, "other"),)) as broker:
-            topic = Topic.of(replace(HERE.spec, settings={"durability": durability}))
-            broker.follow_topics({ID: topic})
-            await until(lambda: broker.hosted(topic, 0) is not None)
-            former = broker.partition(topic, 0)
-            broker.start_over(former, 3)
-            await until(lambda: broker.hosted(topic, 0) is not None and not broker._settling)
-            partition = broker.partition(topic, 0)
-            assert (partition.journal.first_index, partition.replica.identity.recovery) == (1, 3)
-            assert partition.replica.identity.log_id != former.replica.identity.log_id
-            assert not broker._begin_with
-
-    asyncio.run(main())
-
-
-def test_a_topic_that_changes_while_its_replica_is_opened_is_the_one_that_the_replica_knows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            opening, may_open = asyncio.Event(), asyncio.Event()
-            opens = broker._open
-
-            async def slowly(topic: Topic, number: int) -> None:
-                opening.set()
-                await may_open.wait()
-                await opens(topic, number)
-
-            monkeypatch.setattr(broker, "_open", slowly)
-            broker.follow_topics({ID: HERE})
-            async with asyncio.timeout(20):
-                await opening.wait()
-            wider = Topic.of(replace(HERE.spec, assignment=((1, 2),)))
-            broker.follow_topics({ID: wider})
-            may_open.set()
-            await until(lambda: not broker._settling)
-            partition = broker.partition(wider, 0)
-            assert partition.topic is wider
-            assert partition.replica.replicas == (1, 2)
-
-    asyncio.run(main())
-
-
-def test_a_broker_that_is_closed_has_no_partitions(tmp_path: Path) -> None:
-    async def scenario(broker: Shell, partition: Partition) -> None:
-        assert broker.partitions() == [partition]
-        await broker.close(OutcomeUnknown("over"))
-        assert partition.closed
-        assert broker.partitions() == []
-        assert broker.hosted(HERE, 0) is None
-
-    run(tmp_path, scenario)

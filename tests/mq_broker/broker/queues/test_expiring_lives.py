@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.queues import dropping, expiring, lives
-from mq_broker.broker.queues.expiring import Expiring, Fate, covering
-from mq_broker.core.messages import Published
+from mq_broker.broker.queues.expiring import covering
 from mq_broker.core.work.settling import Failed, Rejected, Release
-from mq_broker.core.work.state import WorkState
-from mq_broker.core.work.steps import Drop, Lease, Reason, Return, Step
-from mq_broker.storage.offset_index import OffsetIndex
+from mq_broker.core.work.steps import Drop, Lease, Reason
 from mq_protocol.queue_settings import Order
 from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds, scenario
 
@@ -85,35 +82,6 @@ def test_where_much_expires_at_once_it_is_found_in_turns_and_nothing_is_lent_mea
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(expiring, "FOUND_AT_ONCE", 7)
         run()
-
-
-@scenario
-async def test_what_came_back_from_beyond_what_is_known_is_not_lent_once_it_has_expired() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lives, "_BLOCK", 2)
-        patch.setattr(lives, "BATCHES_MAX", 4)
-        group = group_of(0, records=1)
-        for _ in range(8):
-            group.led.append(1, at_us=group.us, ttl_ms=60_000)
-        group.led.append(3, at_us=group.us, ttl_ms=2_000)
-        group.led.append(3, at_us=group.us)
-        state = group.state
-        group.led.apply("g", 1, *_lent_and_back(9, 15))
-        group.lead_anew()
-        group.led.append(2, at_us=group.us)
-        assert await lent(group, "a", 100) == [(0, 9), (9, 15)], "what was never lent waits for room"
-        group.outcome(Release(0), "a", max(state.leases), (9, 15))
-        await rounds()
-        group.ms, group.us = group.ms + 2_000, group.us + 2_000_000
-        assert await lent(group, "b", 100) == [(12, 15)]
-        group.ack("a", min(state.leases), (0, 9))
-        await rounds()
-        assert await lent(group, "c", 100) == [(15, 17)]
-        assert dropped(group) == 3
-
-
-def _lent_and_back(first: int, end: int) -> tuple[Step, Step]:
-    return Lease(((first, end),), "former"), Return(((first, end),), False)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -207,13 +175,3 @@ def test_many_places_are_made_fewer() -> None:
         (4_096, 4_097),
         (9_000, 9_001),
     ]
-    index, state = OffsetIndex(), WorkState(1, 0)
-    for at in range(40):
-        index.append(Published(at, 1, at + 1, 0, 1, 1, 4, at + 1))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(expiring, "_PENDING_MAX", 3)
-        of = Expiring(state, index, 0, Fate.SENT, ordered=False)
-        for now_us in range(1, 41):
-            of.look(now_us, 0)
-            assert len(of._pending) <= 3
-        assert [run[:2] for run in of.take(100, 0)] == [(0, 40)]

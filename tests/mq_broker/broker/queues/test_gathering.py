@@ -8,7 +8,7 @@ from mq_broker.broker.queues.gathering import IN_FLIGHT_MAX
 from mq_broker.broker.queues.requests import Lent, LentRun, OwnSteps
 from mq_broker.core.work.settling import Answer, Failed
 from mq_broker.core.work.steps import Accept, Begin, Lease, LeaseId, Return
-from mq_protocol.errors import DiskFull, NotEnoughReplicas, NotLeader, OutcomeUnknown, Overloaded, UnknownQueue
+from mq_protocol.errors import DiskFull, NotEnoughReplicas, Overloaded, UnknownQueue
 from mq_protocol.queue_settings import Order
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, offsets, rounds, scenario
 
@@ -70,22 +70,6 @@ async def test_lost_records_are_told_only_by_a_leader_that_knows_that_it_leads()
     assert not group.led.proposed, "nothing is written for that"
     group.led.commit()
     assert settling.answered.result() == [Answer(lost=((0, 5),))]
-
-
-@scenario
-async def test_when_leadership_is_lost_whoever_waits_is_told_at_once() -> None:
-    group = Group(5)
-    lease = (await group.ask("a", 5).answered).lease
-    waiting = group.ask("b", 5)
-    group.led.keeps_up = False
-    on_its_way = group.ack("a", lease, (0, 1))
-    await rounds()
-    queued = group.ack("a", lease, (1, 2))
-    group.led.lose(OutcomeUnknown("deposed"))
-    group.gathering.close(group.led.not_leader())
-    assert isinstance(waiting.answered.exception(), NotLeader)
-    assert isinstance(queued.answered.exception(), NotLeader)
-    assert isinstance(on_its_way.answered.result()[0].error, OutcomeUnknown)
 
 
 @scenario

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from mq_broker.broker.queues import gathering as gathering_module
-from mq_broker.broker.queues.requests import Asking, Lent, OwnSteps, Sending
-from mq_broker.core.work.settling import Ack, Failed, Rejected, SendDead, Settle
+from mq_broker.broker.queues.requests import Lent, OwnSteps, Sending
+from mq_broker.core.work.settling import Failed, Rejected, SendDead
 from mq_broker.core.work.steps import Accept, Begin, Drop, End, LeaseId, OutputLine, Reason, Return
-from mq_protocol.errors import NotEnoughReplicas, NotLeader, OutcomeUnknown, Overloaded
+from mq_protocol.errors import NotLeader, OutcomeUnknown, Overloaded
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, lease_of, offsets, rounds, scenario
 
 # ---------------------------------------------------------------- one entry
@@ -163,17 +163,6 @@ async def test_doomed_records_that_have_no_room_in_an_entry_are_parked_by_the_ne
 # ---------------------------------------------------------------- dead letters
 
 
-@scenario
-async def test_an_acknowledgement_of_a_later_leaders_lease_is_not_judged_here() -> None:
-    group = Group(5)
-    asking = Asking("a", b"", 1)
-    settling = group.settle(Settle(LeaseId(EPOCH + 1, 1, 0), "a", ((0, 1),), Ack()))
-    group.gathering.ask(asking)
-    await rounds()
-    assert isinstance(settling.answered.result()[0].error, NotLeader)
-    assert offsets(asking) == [(0, 1)]
-
-
 LINE = OutputLine("0" * 32, 0, (bytes(16),))
 
 
@@ -229,45 +218,4 @@ async def test_nothing_is_judged_while_a_life_ends_and_none_ends_before_what_is_
     assert isinstance(late.answered.exception(), Overloaded), "it would have done nothing"
 
 
-@scenario
-async def test_letters_of_a_former_life_are_not_sent() -> None:
-    group = Group(10, dead_letter="dead")
-    sending = await doomed(group)
-    sending.life = 7
-    group.gathering.send(sending)
-    await rounds()
-    assert sending.answered.result().lost
-    assert not group.state.outbox
-
-
-@scenario
-async def test_whoever_waits_for_letters_when_the_leadership_ends_is_told_that_it_is_not_known() -> None:
-    group = Group(10, dead_letter="dead")
-    sending = await doomed(group)
-    group.led.keeps_up = False
-    group.gathering.send(sending)
-    await rounds()
-    assert group.led.in_flight == 1
-    group.gathering.close(NotLeader("another one leads"))
-    assert not sending.answered.done(), "its entry may be committed yet"
-    group.led.lose(OutcomeUnknown("another one leads"))
-    with pytest.raises(OutcomeUnknown):
-        sending.answered.result()
-
-
 # ---------------------------------------------------------------- what is refused
-
-
-@scenario
-async def test_a_member_whose_leases_could_not_go_back_is_told_and_may_ask_again() -> None:
-    group = Group(5)
-    await lease_of(group, "a", 5)
-    group.led.refuses = NotEnoughReplicas("1 of 2")
-    asking = group.ask("a", 5)
-    await rounds()
-    assert isinstance(asking.answered.exception(), NotEnoughReplicas)
-    group.led.refuses = None
-    again = group.ask("a", 5)
-    await rounds()
-    assert offsets(again) == [(0, 5)]
-    assert group.state.totals.charged == 0

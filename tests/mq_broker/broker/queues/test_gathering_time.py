@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from mq_broker.broker.queues.requests import Extend, LentRun
-from mq_broker.core.work.settling import Answer, Failed, Rejected
-from mq_broker.core.work.steps import Lease, Park, Reason, Return
-from mq_protocol.queue_settings import DeadLetter
+from mq_broker.core.work.settling import Answer, Failed
+from mq_broker.core.work.steps import Lease, Park, Return
 from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds, scenario
 
 # ---------------------------------------------------------------- clocks
@@ -88,22 +87,6 @@ async def test_of_a_member_that_is_not_heard_of_any_more_so_many_are_charged_as_
     assert [group.state.counts(offset)[1] for offset in range(9)] == [1] * 4 + [0] * 3 + [1, 0]
 
 
-@scenario
-async def test_a_member_goes_on_with_the_leases_of_a_former_leader_and_says_how_long_they_are() -> None:
-    group = Group(10)
-    group.led.apply("g", 1, Lease(((0, 4),), "a"), epoch=1)
-    [lease] = group.state.leases
-    group.ask("a", 0, held=frozenset({lease}), lease_ms=600_000)
-    await rounds()
-    group.pass_ms(500_000)
-    await rounds()
-    assert group.leased() == {"a": ((0, 4),)}
-    settling = group.ack("a", lease, (0, 4))
-    await rounds()
-    assert settling.answered.result() == [Answer()]
-    assert group.state.base == 4
-
-
 # ---------------------------------------------------------------- failing
 
 
@@ -130,20 +113,6 @@ async def test_without_a_limit_a_record_is_lent_for_ever() -> None:
         group.outcome(Failed("broken"), "a", lent.lease, (0, 1))
     await rounds()
     assert not list(group.state.parked())
-
-
-@scenario
-async def test_rejected_records_are_parked_or_dropped_as_the_group_says() -> None:
-    for dead_letter, parked, dropped in (
-        (DeadLetter.PARK, [(1, 3)], ()),
-        (DeadLetter.DROP, [], ((Reason.REJECTED, 2),)),
-    ):
-        group = Group(5, dead_letter=dead_letter)
-        lease = (await group.ask("a", 5).answered).lease
-        group.outcome(Rejected("bad"), "a", lease, (1, 3))
-        await rounds()
-        assert [(a, b) for a, b, _ in group.state.parked()] == parked
-        assert group.state.totals.dropped == dropped
 
 
 @scenario
@@ -184,18 +153,3 @@ async def test_on_its_last_delivery_a_record_is_lent_alone() -> None:
     group.ack("a", lease, (0, 1))
     await rounds()
     assert offsets(more) == [(1, 2)]
-
-
-@scenario
-async def test_a_member_that_always_holds_something_is_drained_for_a_record_that_is_lent_alone() -> None:
-    group = Group(100, delivery_limit=2, retry_ms=0)
-    first = (await group.ask("a", 5).answered).lease
-    assert first is not None
-    group.outcome(Failed("broken"), "a", first, (0, 1))
-    await rounds()
-    asking = group.ask("a", 5, held=frozenset({first}))
-    await rounds()
-    assert not asking.answered.done()
-    group.ack("a", first, (1, 5))
-    await rounds()
-    assert offsets(asking) == [(0, 1)]

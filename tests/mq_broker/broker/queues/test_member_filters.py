@@ -10,6 +10,7 @@ import pytest
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import FILTER_CHARACTERS_MAX, FILTER_DEPTH_MAX, FILTER_NUMBER_CHARACTERS_MAX
 from tests.mq_broker.broker.queues.members import Member, queue, ranges
+from tests.virtual.world import in_virtual_time
 
 
 def test_a_member_is_lent_what_its_filter_keeps_of_what_the_group_keeps(tmp_path: Path) -> None:
@@ -29,4 +30,4 @@ def test_a_member_is_lent_what_its_filter_keeps_of_what_the_group_keeps(tmp_path
             await broker.produce("t", 76, 77)
             assert ranges(await waiting) == [11, 1]
 
-    asyncio.run(main())
+    in_virtual_time(main())

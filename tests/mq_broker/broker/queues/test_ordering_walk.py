@@ -25,6 +25,7 @@ MEMBERS = ("a", "b", "c")
 SMALL_BOUNDS = [
     (ordering, "READ_AT_ONCE", 7),
     (ordering, "_WALKED_AT_ONCE", 3),
+    (ordering, "_BLOCK_RECORDS", 4),
     (ordering, "CAME_BACK_MAX", 4),
     (lending, "CAME_BACK_MAX", 4),
     (gathering, "SCANNED_AT_ONCE", 5),

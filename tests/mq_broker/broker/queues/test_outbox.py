@@ -16,7 +16,6 @@ from mq_broker.core.work.steps import LeaseId, OutputLine, Reason, Send, Sent
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
     NotEnoughReplicas,
-    NotLeader,
     StagedBatchMissing,
     TritonMQError,
     UnknownTopic,
@@ -161,19 +160,6 @@ async def test_a_request_has_no_more_batches_than_it_may_and_one_decision_at_lea
 
 
 @scenario
-async def test_a_decision_is_published_once_all_of_its_partitions_have_it() -> None:
-    world = World()
-    world.holds["other"] = asyncio.Event()
-    world.decide((OUT, 0, b"a"), (OUT, 1, b"b"), (OTHER, 0, b"c"))
-    await world.publish()
-    assert len(world.asked) == 3
-    assert world.written == []
-    world.holds["other"].set()
-    await rounds()
-    assert world.written == [[1]]
-
-
-@scenario
 async def test_a_partition_that_does_not_take_them_holds_up_no_other_and_is_asked_until_it_does() -> None:
     world = World()
     refusals = outbox_module.ALARM_AFTER
@@ -244,50 +230,3 @@ async def test_a_topic_that_is_not_known_here_yet_is_waited_for() -> None:
     world.gone.add(DELETED)
     await rounds()
     assert world.written == [[1]]
-
-
-@scenario
-async def test_the_journal_is_not_asked_again_at_once() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outbox_module, "AGAIN_S", (0.0, 3_600.0))
-        world = World()
-        world.journal_says = [NotEnoughReplicas("1 of 2"), None]
-        world.decide((OUT, 0, b"a"))
-        await world.publish()
-        assert (world.journal_says, world.written) == ([None], [])
-
-
-@scenario
-async def test_a_leader_that_leads_no_more_publishes_and_notes_nothing_more() -> None:
-    world = World()
-    world.journal_says = [NotLeader("deposed", 2, 4)]
-    world.decide((OUT, 0, b"a"))
-    await world.publish()
-    assert world.written == []
-    world.holds["out"] = asyncio.Event()
-    world.decide((OUT, 0, b"b"))
-    await world.publish()
-    world.decide((OUT, 0, b"c"))
-    await world.publish()
-    world.gathering.closed = True
-    world.holds["out"].set()
-    await rounds()
-    assert [n for _, _, n, _ in world.asked] == [1, 2], "what was on its way comes to its end"
-    assert world.alarm == ""
-
-
-@scenario
-async def test_a_new_life_of_the_group_publishes_its_own_decisions_and_none_of_the_former() -> None:
-    world = World()
-    world.says["out"] = [NotEnoughReplicas("1 of 2")] * 500
-    world.decide((OUT, 0, b"a"))
-    await world.publish()
-    assert world.alarm
-    world.work["g"] = WorkState(2, 0)
-    assert world.alarm == "", "it is of the former life"
-    world.says.clear()
-    before = len(world.asked)
-    world.decide((OUT, 0, b"b"))
-    await world.publish()
-    assert world.asked[before:] == [("out", 0, 2, [b"b"])]
-    assert world.written == [[2]]

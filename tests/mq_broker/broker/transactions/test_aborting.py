@@ -106,14 +106,6 @@ async def _is_fenced(broker: Broker, partition: int = 0) -> bool:
     return False
 
 
-def test_a_coordinator_is_given_nine_tenths_of_the_time_that_is_left() -> None:
-    async def left_ms(seconds: float) -> int:
-        return aborting.left_ms(asyncio.get_running_loop().time() + seconds)
-
-    assert 8_000 < in_virtual_time(left_ms(10.0)) <= 9_000
-    assert in_virtual_time(left_ms(-1.0)) == 1, "0 would be no bound"
-
-
 def test_listings_name_a_query_by_a_digest_and_tell_neither_its_key_nor_a_uuid(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:

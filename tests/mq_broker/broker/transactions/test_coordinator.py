@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.transactions import coordinator as transactions
+from mq_broker.broker.transactions.coordinator import REAP_AGE_S
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
     FencedRun,
@@ -23,7 +23,6 @@ from mq_protocol.errors import (
 )
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, standalone, until
-from tests.often import look_every
 from tests.virtual.world import in_virtual_time
 
 KEY = pb.TransactionKey(query_id="query", sink="t")
@@ -200,10 +199,7 @@ def test_a_manifest_that_names_what_was_never_staged_is_told_to_the_driver(tmp_p
     in_virtual_time(scenario())
 
 
-def test_the_reaper_removes_what_has_lost_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    look_every(monkeypatch, reap=0.05)
-    monkeypatch.setattr(transactions, "REAP_AGE_S", 0.0)
-
+def test_the_reaper_removes_what_has_lost_and_nothing_else(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             await prepare(broker)
@@ -212,7 +208,7 @@ def test_the_reaper_removes_what_has_lost_and_nothing_else(tmp_path: Path, monke
             winner = await stage(broker, 1, 2)
             undecided = await stage(broker, 2, 3)
             await decide(broker, 1, [winner])
-            await until(lambda: _only_staged(broker, (0, 2, 1)))
+            await until(lambda: _only_staged(broker, (0, 2, 1)), 5 * REAP_AGE_S)
             await decide(broker, 2, [undecided])
             assert await broker.numbers("t") == [2, 3]
 
@@ -225,7 +221,3 @@ async def _nothing_staged(broker: Broker) -> bool:
 
 async def _only_staged(broker: Broker, *batches: tuple[int, int, int]) -> bool:
     return await staged(broker) == list(batches)
-
-
-async def _ends(broker: Broker, *ends: int) -> bool:
-    return [await broker.end("t", number) for number in range(len(ends))] == list(ends)

@@ -54,31 +54,6 @@ def test_each_partition_publishes_once_all_that_is_its_own_and_then_the_decision
     run(scenario)
 
 
-def test_publishing_and_finishing_are_tried_until_they_are_done() -> None:
-    async def scenario(world: World) -> None:
-        part = world.parts["t", 0]
-        part.refuse = [SOON, NotLeader("moved"), SOON]
-        world.coordinator.refuse = [SOON, SOON]
-        decide = decision(0, line(0, 1))
-        world.decides(decide)
-        await world.until_published(decide)
-        assert len(part.of(Publish)) == 4
-        assert len(world.coordinator.of(Finish)) == 3
-
-    run(scenario)
-
-
-def test_a_decision_is_finished_only_when_every_partition_has_published() -> None:
-    async def scenario(world: World) -> None:
-        world.parts["t", 1].refuse = [SOON] * 10_000
-        world.decides(decision(0, line(0, 1), line(1, 2)))
-        await rounds(100)
-        assert world.parts["t", 0].of(Publish)
-        assert not world.coordinator.of(Finish)
-
-    run(scenario)
-
-
 def test_what_waits_for_an_earlier_decision_is_told_of_the_later_one_which_alone_goes_on() -> None:
     async def scenario(world: World) -> None:
         part = world.parts["t", 0]
@@ -339,20 +314,5 @@ def test_a_partition_publishes_and_discards_only_what_is_named_in_the_topic_that
         assert discarded.discarded == 1
         strange = pb.TransactionKey(query_id="stranger", sink="t")
         assert (await ours.discard(pb.DiscardRequest(topic="t", key=strange, uuids=[uuid(1)]), 0.0)).discarded == 0
-
-    run(scenario)
-
-
-def test_the_last_decided_micro_batch_of_a_key_is_told_as_the_journal_has_it() -> None:
-    key = pb.TransactionKey(query_id="query", sink="t")
-
-    async def scenario(world: World) -> None:
-        status = world.transactions.transaction_status
-        assert not (await status(pb.TransactionStatusRequest(key=key), 0.0)).known
-        for finished, aborted in ((True, False), (False, True)):
-            world.coordinator.machine.transactions[KEY] = known(8, line(0, 1), finished=finished, aborted=aborted)
-            told = await status(pb.TransactionStatusRequest(key=key), 0.0)
-            assert (told.known, told.batch_id, told.run_id, told.row_count) == (True, 8, "run", 1)
-            assert (told.published, told.aborted) == (finished, aborted)
 
     run(scenario)
