@@ -343,27 +343,6 @@ def test_strangers_count_by_address_or_by_the_network_that_one_machine_has(addre
     assert origin(address) == expected
 
 
-def test_of_too_many_strangers_the_first_goes_and_brokers_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "STRANGERS_MAX", 3)
-
-    async def scenario() -> None:
-        two = Node(2)
-        async with nodes(two), contextlib.AsyncExitStack() as opened, door(two) as there:
-            two.knows_of(1)
-            link = Spoken(there, life())
-            await link.greet()
-            strangers = [await opened.enter_async_context(connection(two)) for _ in range(7)]
-            for reader, _ in strangers[:4]:
-                await closed(reader)
-            assert len(two.port._strangers) == 3
-            newer = Spoken(there, life())
-            await newer.greet()
-            await closed(strangers[4][0])
-            assert two.links.connected() == [1]
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.parametrize("ended_here", [True, False])
 def test_who_waits_for_room_to_send_is_told_when_the_link_ends(*, ended_here: bool) -> None:
     async def scenario() -> None:

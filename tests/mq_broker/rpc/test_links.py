@@ -69,25 +69,6 @@ def test_the_largest_batch_goes_whatever_comes_before_it() -> None:
     asyncio.run(scenario())
 
 
-def test_a_broker_that_comes_back_is_linked_again() -> None:
-    async def scenario() -> None:
-        one, two = Node(1), Node(2)
-        async with nodes(one):
-            await two.start()
-            one.knows(two)
-            await one.heard.until(lambda events: events == [("up", 2)])
-            await two.stop()
-            await one.heard.until(lambda events: events == [("up", 2), ("down", 2)])
-            again = Node(2, incarnation=2)
-            async with nodes(again):
-                one.knows(again)
-                await one.heard.until(lambda events: events == [("up", 2), ("down", 2), ("up", 2)])
-                one.send_ack(2, 7)
-                await again.heard.until(lambda events: events[-1:] == [("ack", 7)])
-
-    asyncio.run(scenario())
-
-
 def test_the_first_beat_comes_before_all_that_is_said_on_the_link() -> None:
     heard: list[tuple[int, int]] = []
 
@@ -357,19 +338,5 @@ def test_a_message_in_another_brokers_name_ends_the_link_and_is_not_heard(messag
             assert error.why == pb.PEER_NOT_ITSELF
             await two.heard.until(lambda events: events == [("up", 1), ("down", 1)])
             assert two.refusals.counts == {("PEER_NOT_ITSELF", 1): 1}
-
-    asyncio.run(scenario())
-
-
-def test_nothing_is_kept_for_a_broker_without_a_link() -> None:
-    async def scenario() -> None:
-        one, two = Node(1), Node(2)
-        async with nodes(one, two):
-            one.send_ack(2, 1)
-            one.knows(two)
-            await one.heard.until(lambda events: events == [("up", 2)])
-            one.send_ack(2, 2)
-            await two.heard.until(lambda events: len(events) == 2)
-            assert two.heard.events == [("up", 1), ("ack", 2)]
 
     asyncio.run(scenario())

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mq_broker.rpc import streams
-from mq_protocol import call
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.call import PREAMBLE, Kind, parsed, say
 from mq_protocol.errors import InvalidRequest, RequestTooLarge, TritonMQError
@@ -119,22 +116,6 @@ def test_over_tls_nothing_is_said_within_a_message_that_waits_for_its_reader(tmp
             await until(lambda: not wire.is_torn)
 
     run(scenario, tls=server_tls(certs))
-
-
-def test_a_client_that_has_stopped_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "PING_S", 0.2)
-    monkeypatch.setattr(call, "SILENCE_S", 0.6)
-    monkeypatch.setattr(streams, "_LOOK_S", 0.1)
-
-    async def scenario(served: Served) -> None:
-        async with connected(served) as mute:
-            mute.say([PREAMBLE], watching("a"))
-            async with asyncio.timeout(DEADLINE_S):
-                with contextlib.suppress(ConnectionError):
-                    await mute.reader.read()
-        await until(lambda: not served.gate.calls)
-
-    run(scenario)
 
 
 def bound(method: str) -> int:

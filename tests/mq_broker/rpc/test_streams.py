@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mq_broker.rpc import accepting, framed, port, streams
+from mq_broker.rpc import framed, port, streams
 from mq_protocol import call, framing, limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.call import PREAMBLE, Kind, error_of, parsed, say
@@ -23,7 +23,6 @@ from mq_protocol.errors import (
     InternalError,
     InvalidRequest,
     NotLeader,
-    Overloaded,
     RequestTooLarge,
     TritonMQError,
     Unreachable,
@@ -137,17 +136,6 @@ def test_a_deadline_reaches_the_service_and_ends_the_wait() -> None:
             assert isinstance(await client.refused(), Unreachable)
 
     run(scenario)
-
-
-def test_streams_have_a_bound() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as one, connected(served) as other:
-            one.say([PREAMBLE], opening())
-            await until(lambda: served.service.begun == 1)
-            other.say([PREAMBLE], opening())
-            assert isinstance(await other.refused(), Overloaded)
-
-    run(scenario, room=1)
 
 
 # ---------------------------------------------------------------- strangers and liars
@@ -338,20 +326,6 @@ def test_who_has_gone_without_reading_leaves_no_answers_for_the_collector_of_cyc
         gc.enable()
 
 
-def test_of_clients_no_more_are_held_than_the_broker_was_told() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as held:
-            held.say([OPENED])
-            await until(lambda: served.service.begun == 1)
-            async with connected(served) as too_many:
-                too_many.say([OPENED])
-                assert isinstance(await too_many.refused(), Overloaded)
-            held.say(batch(1))
-            assert await held.result() == (1, 0)
-
-    run(scenario, connections_max=1)
-
-
 def test_a_call_ends_when_the_time_is_over_that_the_client_gave_or_may_give(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(served: Served) -> None:
         served.service.hangs = True
@@ -441,22 +415,6 @@ def test_fetches_follow_one_another_on_a_connection_also_after_one_that_is_refus
                     client.say(asked)
                     assert isinstance(await client.failed(), error)
                 served.service.error = None
-
-    run(scenario)
-
-
-def test_of_strangers_the_first_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "STRANGERS_MAX", 3)
-
-    async def scenario(served: Served) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            known = await stack.enter_async_context(connected(served))
-            known.say([OPENED])
-            await until(lambda: served.service.begun == 1)
-            strangers = [await stack.enter_async_context(connected(served)) for _ in range(4)]
-            await strangers[0].gone()
-            known.say(batch(1))
-            assert await known.result() == (1, 0)
 
     run(scenario)
 

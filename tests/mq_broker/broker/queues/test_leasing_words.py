@@ -136,7 +136,7 @@ def test_each_outcome_is_what_it_says(tmp_path: Path) -> None:
                 (2, pb.RECORD_DELAYED, 0, ""),
                 (3, pb.RECORD_DELAYED, 1, "boom"),
                 (4, pb.RECORD_READY, 1, ""),
-                (5, pb.RECORD_PARKED, 0, "é" * 128),
+                (5, pb.RECORD_PARKED, 0, "é" * 126 + "..."),
                 (7, pb.RECORD_READY, 0, ""),
             ]
 
