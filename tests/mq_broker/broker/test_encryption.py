@@ -23,10 +23,10 @@ from mq_client import Admin, Producer
 from mq_client.transactions import TransactionClient
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting, NotLeader
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_cli.processes import Command
 from tests.switch import plain_text
-from tests.virtual.world import in_virtual_time
 
 MARKER = "THIS-IS-A-PAYLOAD"
 
@@ -118,24 +118,20 @@ def test_a_partition_without_its_key_waits_and_others_are_served(
     asyncio.run(scenario())
 
 
-def test_a_topic_with_a_key_that_the_broker_lacks_is_not_made(tmp_path: Path, keys: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path / "sealed", encrypt=f"file:{keys}") as broker:
-            with pytest.raises(InvalidSetting, match="broker 1 has no key called 'nokey': make it with"):
-                await broker.create_topic("t", encryption_key="nokey")
-            await broker.create_topic("orders", encryption_key="orders")
-            with pytest.raises(InvalidSetting, match="encryption_key cannot be changed"):
-                await broker.ask(
-                    "AlterTopic", pb.AlterTopicRequest(name="orders", settings={"encryption_key": "nokey"})
-                )
-            await broker.create_topic("on-no-disk", encryption_key="nokey", durability="memory")
-            assert {topic.name for topic in (await broker.metadata()).topics} == {"orders", "on-no-disk"}
-        async with standalone(tmp_path / "plain") as broker:
-            with pytest.raises(InvalidSetting, match="broker 1 has no key called 'orders': it was given no keys"):
-                await broker.create_topic("t", encryption_key="orders")
-            assert not (await broker.metadata()).topics
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_topic_with_a_key_that_the_broker_lacks_is_not_made(tmp_path: Path, keys: Path) -> None:
+    async with standalone(tmp_path / "sealed", encrypt=f"file:{keys}") as broker:
+        with pytest.raises(InvalidSetting, match="broker 1 has no key called 'nokey': make it with"):
+            await broker.create_topic("t", encryption_key="nokey")
+        await broker.create_topic("orders", encryption_key="orders")
+        with pytest.raises(InvalidSetting, match="encryption_key cannot be changed"):
+            await broker.ask("AlterTopic", pb.AlterTopicRequest(name="orders", settings={"encryption_key": "nokey"}))
+        await broker.create_topic("on-no-disk", encryption_key="nokey", durability="memory")
+        assert {topic.name for topic in (await broker.metadata()).topics} == {"orders", "on-no-disk"}
+    async with standalone(tmp_path / "plain") as broker:
+        with pytest.raises(InvalidSetting, match="broker 1 has no key called 'orders': it was given no keys"):
+            await broker.create_topic("t", encryption_key="orders")
+        assert not (await broker.metadata()).topics
 
 
 def test_a_broker_refuses_keys_that_are_of_no_use(tmp_path: Path, keys: Path) -> None:

@@ -24,6 +24,7 @@ from mq_protocol.addresses import origin
 from mq_protocol.envelope import Envelope
 from mq_protocol.errors import PeerRefused, TritonMQError, Unreachable
 from mq_protocol.limits import MESSAGE_BYTES_MAX
+from tests.coroutines import real_time
 from tests.mq_broker.rpc.linked import DEADLINE_S, SECRET, Node, Spoken, door, nodes, until
 from tests.mq_broker.rpc.test_links import life
 from tests.securing import Certs
@@ -62,16 +63,14 @@ async def closed(reader: asyncio.StreamReader) -> bytes:
     ],
     ids=["4 GiB", "no header", "a long hello", "no protobuf", "a hello with a payload"],
 )
-def test_whoever_does_not_begin_with_hello_is_told_so_and_disconnected(said: bytes) -> None:
-    async def scenario() -> None:
-        two = Node(2)
-        async with nodes(two), connection(two) as (reader, writer):
-            writer.write(said)
-            assert b"a link begins with hello" in await closed(reader)
-            assert two.refusals.counts == {("PEER_NO_HELLO", 0): 1}
-            assert two.heard.events == []
-
-    asyncio.run(scenario())
+@real_time
+async def test_whoever_does_not_begin_with_hello_is_told_so_and_disconnected(said: bytes) -> None:
+    two = Node(2)
+    async with nodes(two), connection(two) as (reader, writer):
+        writer.write(said)
+        assert b"a link begins with hello" in await closed(reader)
+        assert two.refusals.counts == {("PEER_NO_HELLO", 0): 1}
+        assert two.heard.events == []
 
 
 def test_much_that_is_no_hello_is_answered_as_little_and_the_log_shows_no_defect(
@@ -110,50 +109,42 @@ def test_a_hello_that_is_cut_off_anywhere_opens_nothing() -> None:
     asyncio.run(scenario())
 
 
-def test_whoever_says_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_whoever_says_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port, "HANDSHAKE_TIMEOUT_MS", 50)
     monkeypatch.setattr(links, "CONNECT_TIMEOUT_MS", 50)
-
-    async def scenario() -> None:
-        two = Node(2)
-        async with nodes(two):
-            async with connection(two) as (nothing, _):
-                assert await closed(nothing) == b""
-            async with connection(two) as (reader, writer):
-                writer.write(framing.preamble())
-                assert b"none came" in await closed(reader)
-
-    asyncio.run(scenario())
+    two = Node(2)
+    async with nodes(two):
+        async with connection(two) as (nothing, _):
+            assert await closed(nothing) == b""
+        async with connection(two) as (reader, writer):
+            writer.write(framing.preamble())
+            assert b"none came" in await closed(reader)
 
 
-def test_strangers_of_one_address_end_each_other_and_nobody_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_strangers_of_one_address_end_each_other_and_nobody_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accepting, "STRANGERS_MAX", 3)
-
-    async def scenario() -> None:
-        two = Node(2)
-        async with nodes(two), contextlib.AsyncExitStack() as opened:
-            two.knows_of(1)
-            # A broker, say, on a slow network
-            reader, writer = await opened.enter_async_context(connection(two, "127.0.0.2"))
-            strangers = [await opened.enter_async_context(connection(two)) for _ in range(20)]
-            for ended, _ in strangers[:18]:
-                assert await closed(ended) == b""
-            assert len(two.port._strangers) == 3
-            writer.write(b"GET / HTTP/1.1\r\n\r\n")
-            assert await closed(reader), "it is listened to, and answered"
-
-    asyncio.run(scenario())
+    two = Node(2)
+    async with nodes(two), contextlib.AsyncExitStack() as opened:
+        two.knows_of(1)
+        # A broker, say, on a slow network
+        reader, writer = await opened.enter_async_context(connection(two, "127.0.0.2"))
+        strangers = [await opened.enter_async_context(connection(two)) for _ in range(20)]
+        for ended, _ in strangers[:18]:
+            assert await closed(ended) == b""
+        assert len(two.port._strangers) == 3
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert await closed(reader), "it is listened to, and answered"
 
 
-def test_a_broker_of_another_version_of_links_is_told_which_end_to_upgrade() -> None:
-    async def scenario() -> None:
-        two = Node(2)
-        async with nodes(two), connection(two) as (reader, writer):
-            writer.write(framing.preamble(newest=9, oldest=8))
-            assert b"the other one 8 to 9: upgrade" in await closed(reader)
-            assert two.refusals.counts == {("PEER_INCOMPATIBLE", 0): 1}
-
-    asyncio.run(scenario())
+@real_time
+async def test_a_broker_of_another_version_of_links_is_told_which_end_to_upgrade() -> None:
+    two = Node(2)
+    async with nodes(two), connection(two) as (reader, writer):
+        writer.write(framing.preamble(newest=9, oldest=8))
+        assert b"the other one 8 to 9: upgrade" in await closed(reader)
+        assert two.refusals.counts == {("PEER_INCOMPATIBLE", 0): 1}
 
 
 @pytest.mark.parametrize(
@@ -171,39 +162,35 @@ def test_a_broker_of_another_version_of_links_is_told_which_end_to_upgrade() -> 
     ],
     ids=["too large", "no header", "no protobuf", "a payload that nothing names"],
 )
-def test_what_a_broker_cannot_have_sent_ends_its_link_and_is_told(pieces: list[bytes], why: str) -> None:
-    async def scenario() -> None:
-        two = Node(2)
-        async with nodes(two), door(two) as there:
-            two.knows_of(1)
-            link = Spoken(there, life())
-            await link.greet()
-            await link.call.write_raw(*pieces)
-            with pytest.raises(TritonMQError, match=why):
-                await until_ended(link)
-            await two.heard.until(lambda events: events == [("up", 1), ("down", 1)])
-
-    asyncio.run(scenario())
+@real_time
+async def test_what_a_broker_cannot_have_sent_ends_its_link_and_is_told(pieces: list[bytes], why: str) -> None:
+    two = Node(2)
+    async with nodes(two), door(two) as there:
+        two.knows_of(1)
+        link = Spoken(there, life())
+        await link.greet()
+        await link.call.write_raw(*pieces)
+        with pytest.raises(TritonMQError, match=why):
+            await until_ended(link)
+        await two.heard.until(lambda events: events == [("up", 1), ("down", 1)])
 
 
-def test_an_error_within_the_broker_ends_the_link_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        two = Node(2)
+@real_time
+async def test_an_error_within_the_broker_ends_the_link_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    two = Node(2)
 
-        def broken(message: pb.AppendAck) -> None:
-            raise KeyError("a mistake of ours")
+    def broken(message: pb.AppendAck) -> None:
+        raise KeyError("a mistake of ours")
 
-        two.heard.hear_ack = broken  # type: ignore[method-assign]
-        async with nodes(two), door(two) as there:
-            two.knows_of(1)
-            link = Spoken(there, life())
-            await link.greet()
-            await link.say(ack=[pb.AppendAck(follower=1, incarnation=1)])
-            with pytest.raises(TritonMQError, match="KeyError"):
-                await until_ended(link)
-        assert "a link failed" in caplog.messages
-
-    asyncio.run(scenario())
+    two.heard.hear_ack = broken  # type: ignore[method-assign]
+    async with nodes(two), door(two) as there:
+        two.knows_of(1)
+        link = Spoken(there, life())
+        await link.greet()
+        await link.say(ack=[pb.AppendAck(follower=1, incarnation=1)])
+        with pytest.raises(TritonMQError, match="KeyError"):
+            await until_ended(link)
+    assert "a link failed" in caplog.messages
 
 
 def test_a_broker_that_is_refused_says_why_in_its_log_and_counts_no_refusal(caplog: pytest.LogCaptureFixture) -> None:
@@ -221,44 +208,38 @@ def test_a_broker_that_is_refused_says_why_in_its_log_and_counts_no_refusal(capl
     asyncio.run(scenario())
 
 
-def test_a_link_to_a_broker_that_does_not_read_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_a_link_to_a_broker_that_does_not_read_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framed, "LINGER_S", 0.05)
-
-    async def scenario() -> None:
-        two = Node(2)
-        async with nodes(two), door(two) as there:
-            two.knows_of(1)
-            link = Spoken(there, life())
-            await link.greet()  # and nothing more is read
-            for n in range(8):
-                two.send_entries(1, n, bytes(4 << 20))
-            await until(lambda: two.links.waiting_bytes(1) < 32 << 20)
-            await asyncio.sleep(0)
-            two.links.end(1)
-            assert two.heard.events[-1] == ("down", 1)
-            await until(lambda: not two.port._tasks)
-            async with asyncio.timeout(DEADLINE_S):
-                while await link.call.hear() is not None:
-                    pass
-
-    asyncio.run(scenario())
+    two = Node(2)
+    async with nodes(two), door(two) as there:
+        two.knows_of(1)
+        link = Spoken(there, life())
+        await link.greet()  # and nothing more is read
+        for n in range(8):
+            two.send_entries(1, n, bytes(4 << 20))
+        await until(lambda: two.links.waiting_bytes(1) < 32 << 20)
+        await asyncio.sleep(0)
+        two.links.end(1)
+        assert two.heard.events[-1] == ("down", 1)
+        await until(lambda: not two.port._tasks)
+        async with asyncio.timeout(DEADLINE_S):
+            while await link.call.hear() is not None:
+                pass
 
 
-def test_of_what_comes_after_the_end_of_a_link_only_so_much_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_of_what_comes_after_the_end_of_a_link_only_so_much_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framed, "LINGER_S", 60.0)
-
-    async def scenario() -> None:
-        two = Node(2)
-        async with nodes(two), connection(two) as (reader, writer):
-            writer.write(framing.preamble() + b"nonsense")
-            assert b"a link begins with hello" in await closed(reader)
-            async with asyncio.timeout(DEADLINE_S):
-                with contextlib.suppress(ConnectionError):
-                    while True:
-                        writer.write(bytes(1 << 20))
-                        await writer.drain()
-
-    asyncio.run(scenario())
+    two = Node(2)
+    async with nodes(two), connection(two) as (reader, writer):
+        writer.write(framing.preamble() + b"nonsense")
+        assert b"a link begins with hello" in await closed(reader)
+        async with asyncio.timeout(DEADLINE_S):
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(bytes(1 << 20))
+                    await writer.drain()
 
 
 # ---------------------------------------------------------------------- TLS
@@ -344,24 +325,22 @@ def test_strangers_count_by_address_or_by_the_network_that_one_machine_has(addre
 
 
 @pytest.mark.parametrize("ended_here", [True, False])
-def test_who_waits_for_room_to_send_is_told_when_the_link_ends(*, ended_here: bool) -> None:
-    async def scenario() -> None:
-        listener, port = bind("127.0.0.1:0", "--listen")
-        with listener:
-            wire = await connect(f"127.0.0.1:{port}")
-            there, _ = await asyncio.get_running_loop().sock_accept(listener)
-        said, transport = pb.LinkHeader(hello=life().hello(2)), wire._check_up()
-        with there:
-            sending = asyncio.create_task(wire.send(Envelope(said, (bytes(32 << 20),))))
-            await until(lambda: not wire.has_room)
-            assert not sending.done()
-            if ended_here:
-                wire.close()
-            else:
-                transport.abort()
-            with pytest.raises(Unreachable):
-                await asyncio.wait_for(sending, DEADLINE_S)
+@real_time
+async def test_who_waits_for_room_to_send_is_told_when_the_link_ends(*, ended_here: bool) -> None:
+    listener, port = bind("127.0.0.1:0", "--listen")
+    with listener:
+        wire = await connect(f"127.0.0.1:{port}")
+        there, _ = await asyncio.get_running_loop().sock_accept(listener)
+    said, transport = pb.LinkHeader(hello=life().hello(2)), wire._check_up()
+    with there:
+        sending = asyncio.create_task(wire.send(Envelope(said, (bytes(32 << 20),))))
+        await until(lambda: not wire.has_room)
+        assert not sending.done()
+        if ended_here:
+            wire.close()
+        else:
             transport.abort()
-            await asyncio.sleep(0)
-
-    asyncio.run(scenario())
+        with pytest.raises(Unreachable):
+            await asyncio.wait_for(sending, DEADLINE_S)
+        transport.abort()
+        await asyncio.sleep(0)

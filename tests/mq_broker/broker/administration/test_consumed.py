@@ -16,6 +16,7 @@ from mq_broker.core.work.steps import Accept, LeaseId, Reason, Send, Sent
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting, NotLeader, OffsetOutOfRange
 from mq_protocol.names import RetentionPolicy
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.administration.test_retention import ROWS, fill, first_segments, held, start_of
 from tests.mq_broker.broker.administration.test_trimming import Part
 from tests.mq_broker.broker.cluster import Broker, standalone, until
@@ -129,93 +130,87 @@ async def held_by(broker: Broker) -> str:
     return str(answer.partitions[0].held_by)
 
 
-def test_journal_files_go_once_every_group_is_done_with_them_and_a_leader_that_dies_changes_nothing(
+@virtual_time
+async def test_journal_files_go_once_every_group_is_done_with_them_and_a_leader_that_dies_changes_nothing(
     tmp_path: Path, checked_often: None
 ) -> None:
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            info = await cluster[1].create_topic("t", replicas=3, segment_bytes_max="65536", retention="consumed")
-            await cluster[1].ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
-            leader = await cluster.leader("t", at=1)
-            await move(cluster[leader], "slow", 0)
-            await fill(cluster[leader], 0, 6)
-            member = Member(cluster[leader])
-            for batch in range(6):
-                lent = await member.lease(ROWS)
-                await member.ack(lent.lease, *lent.ranges)
-                assert list(lent.ranges) == [batch * ROWS, ROWS]
+    async with three(tmp_path) as cluster:
+        info = await cluster[1].create_topic("t", replicas=3, segment_bytes_max="65536", retention="consumed")
+        await cluster[1].ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
+        leader = await cluster.leader("t", at=1)
+        await move(cluster[leader], "slow", 0)
+        await fill(cluster[leader], 0, 6)
+        member = Member(cluster[leader])
+        for batch in range(6):
+            lent = await member.lease(ROWS)
+            await member.ack(lent.lease, *lent.ranges)
+            assert list(lent.ranges) == [batch * ROWS, ROWS]
 
-            async def waits() -> bool:
-                return await held_by(cluster[leader]) == "slow"
+        async def waits() -> bool:
+            return await held_by(cluster[leader]) == "slow"
 
-            await until(waits)
-            assert await held(cluster[leader], 0, 6 * ROWS) == list(range(6 * ROWS))
-            await move(cluster[leader], "slow", 2 * ROWS + 1)
+        await until(waits)
+        assert await held(cluster[leader], 0, 6 * ROWS) == list(range(6 * ROWS))
+        await move(cluster[leader], "slow", 2 * ROWS + 1)
 
-            async def trimmed(at: int, to: int) -> bool:
-                return await start_of(cluster[at]) == to
+        async def trimmed(at: int, to: int) -> bool:
+            return await start_of(cluster[at]) == to
 
-            await until(lambda: trimmed(leader, 2 * ROWS))
-            await cluster[leader].abandon()
-            heir = await cluster.leader("t", at=1 + leader % 3, not_=leader)
-            await until(lambda: trimmed(heir, 2 * ROWS))
-            assert await held(cluster[heir], 2 * ROWS, 6 * ROWS) == list(range(2 * ROWS, 6 * ROWS))
-            await cluster[leader].start()
-            await until(lambda: cluster[heir].end("t"))
-            await move(cluster[heir], "slow", 6 * ROWS)
-            await until(lambda: trimmed(heir, 6 * ROWS))
+        await until(lambda: trimmed(leader, 2 * ROWS))
+        await cluster[leader].abandon()
+        heir = await cluster.leader("t", at=1 + leader % 3, not_=leader)
+        await until(lambda: trimmed(heir, 2 * ROWS))
+        assert await held(cluster[heir], 2 * ROWS, 6 * ROWS) == list(range(2 * ROWS, 6 * ROWS))
+        await cluster[leader].start()
+        await until(lambda: cluster[heir].end("t"))
+        await move(cluster[heir], "slow", 6 * ROWS)
+        await until(lambda: trimmed(heir, 6 * ROWS))
 
-            async def shortened() -> bool:
-                return all(first > 5 for first in first_segments(tmp_path, info.topic_id).values())
+        async def shortened() -> bool:
+            return all(first > 5 for first in first_segments(tmp_path, info.topic_id).values())
 
-            await until(shortened)
-            assert await held_by(cluster[heir]) == ""
-            assert (await cluster[heir].produce("t", 1)).base_offset == 6 * ROWS
-
-    in_virtual_time(scenario())
+        await until(shortened)
+        assert await held_by(cluster[heir]) == ""
+        assert (await cluster[heir].produce("t", 1)).base_offset == 6 * ROWS
 
 
-def test_a_partition_that_is_added_keeps_its_records_for_a_group_that_was_away(
+@virtual_time
+async def test_a_partition_that_is_added_keeps_its_records_for_a_group_that_was_away(
     tmp_path: Path, checked_often: None
 ) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", retention="consumed")
-            await broker.produce("t", 1)
-            for group in ("present", "away"):
-                await move(broker, group, 1)
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t", retention="consumed")
+        await broker.produce("t", 1)
+        for group in ("present", "away"):
+            await move(broker, group, 1)
 
-            async def dropped(partition: int) -> bool:
-                with_partition = pb.ListOffsetsRequest(topic="t", partitions=[partition])
-                return bool((await broker.ask("ListOffsets", with_partition)).partitions[0].log_start_offset)
+        async def dropped(partition: int) -> bool:
+            with_partition = pb.ListOffsetsRequest(topic="t", partitions=[partition])
+            return bool((await broker.ask("ListOffsets", with_partition)).partitions[0].log_start_offset)
 
-            await until(lambda: dropped(0))
-            await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=2))
-            await broker.produce("t", 2, 3, partition=1)
-            await move(broker, "present", 2, 1)
-            await broker.produce("t", 4)
-            for group in ("present", "away"):
-                await move(broker, group, 2)
+        await until(lambda: dropped(0))
+        await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=2))
+        await broker.produce("t", 2, 3, partition=1)
+        await move(broker, "present", 2, 1)
+        await broker.produce("t", 4)
+        for group in ("present", "away"):
+            await move(broker, group, 2)
 
-            async def gone() -> bool:
-                try:
-                    await broker.fetch("t", 1, 2)
-                except OffsetOutOfRange:
-                    return True
-                return False
+        async def gone() -> bool:
+            try:
+                await broker.fetch("t", 1, 2)
+            except OffsetOutOfRange:
+                return True
+            return False
 
-            await until(gone)
-            assert not await dropped(1)
-            await move(broker, "away", 2, 1)
-            await until(lambda: dropped(1))
-
-    in_virtual_time(scenario())
+        await until(gone)
+        assert not await dropped(1)
+        await move(broker, "away", 2, 1)
+        await until(lambda: dropped(1))
 
 
-def test_a_word_that_retention_does_not_know_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            with pytest.raises(InvalidSetting, match=r"did you mean 'consumed'\?.*limits, consumed"):
-                await broker.create_topic("t", retention="consume")
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_word_that_retention_does_not_know_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        with pytest.raises(InvalidSetting, match=r"did you mean 'consumed'\?.*limits, consumed"):
+            await broker.create_topic("t", retention="consume")

@@ -17,6 +17,7 @@ from mq_broker.core.messages import CasOutcome, LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, OutcomeUnknown, UnknownPartition, Unreachable
 from mq_protocol.names import OnTotalLoss
+from tests.coroutines import virtual_time
 from tests.virtual.world import in_virtual_time
 
 LOST = NodeState(LeaderName(2, 7), 5, ((1, "gone"), (2, "gone too")), 2, "w")
@@ -253,21 +254,19 @@ def does_not_hear(world: World) -> None:
 
 
 @pytest.mark.parametrize("prevented", [None, stops, is_led, is_not_the_first, lacks_one, does_not_hear])
-def test_a_partition_without_a_leader_for_long_goes_on_by_itself_if_it_may_and_nothing_may_come_that_has_more(
+@virtual_time
+async def test_a_partition_without_a_leader_for_long_goes_on_by_itself_if_it_may_and_nothing_may_come_that_has_more(
     prevented: Callable[[World], None] | None,
 ) -> None:
-    async def main() -> None:
-        world = World()
-        world.leaders = {0: 0, 1: 3}
-        if prevented is not None:
-            prevented(world)
-        await world.total_loss.look()
-        await asyncio.sleep(recovery.LEADERLESS_S - 0.5)
-        await world.total_loss.look()
-        assert world.written == [], "it may be merely between two leaders"
-        await asyncio.sleep(0.5)
-        await world.total_loss.look()
-        assert len(world.written) == (prevented is None)
-        await asyncio.gather(*world.tasks)
-
-    in_virtual_time(main())
+    world = World()
+    world.leaders = {0: 0, 1: 3}
+    if prevented is not None:
+        prevented(world)
+    await world.total_loss.look()
+    await asyncio.sleep(recovery.LEADERLESS_S - 0.5)
+    await world.total_loss.look()
+    assert world.written == [], "it may be merely between two leaders"
+    await asyncio.sleep(0.5)
+    await world.total_loss.look()
+    assert len(world.written) == (prevented is None)
+    await asyncio.gather(*world.tasks)

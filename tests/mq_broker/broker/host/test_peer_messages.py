@@ -26,6 +26,7 @@ from mq_broker.storage.journal.memory import MemoryJournal
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import PeerRefused
 from mq_protocol.limits import SNAPSHOT_PART_BYTES
+from tests.coroutines import real_time
 from tests.mq_broker.broker.cluster import DEADLINE_S
 
 PLACE = Place("id", 0)
@@ -81,24 +82,22 @@ class Peers:
             await asyncio.gather(*self.tasks)
 
 
-def test_a_snapshot_is_put_together_from_its_parts_and_from_those_of_one_sending_only() -> None:
-    async def main() -> None:
-        peers = Peers()
-        peers.hear(1, 0, DATA[:20])
-        peers.hear(2, 1, DATA[20:])
-        peers.hear(2, 0, DATA[:20])
-        assert not peers.tasks
-        peers.hear(2, 1, DATA[20:])
-        await peers.idle()
-        assert peers.events == [InstallSnapshot(2, 4, 3, 2, SNAPSHOT)]
-        peers.hear(3, 0, DATA[:-1], parts=1)
-        await peers.idle()
-        assert len(peers.events) == 1, "a damaged one is dropped"
-        peers.hear(4, 0, DATA, parts=1)
-        await peers.idle()
-        assert len(peers.events) == 2
-
-    asyncio.run(main())
+@real_time
+async def test_a_snapshot_is_put_together_from_its_parts_and_from_those_of_one_sending_only() -> None:
+    peers = Peers()
+    peers.hear(1, 0, DATA[:20])
+    peers.hear(2, 1, DATA[20:])
+    peers.hear(2, 0, DATA[:20])
+    assert not peers.tasks
+    peers.hear(2, 1, DATA[20:])
+    await peers.idle()
+    assert peers.events == [InstallSnapshot(2, 4, 3, 2, SNAPSHOT)]
+    peers.hear(3, 0, DATA[:-1], parts=1)
+    await peers.idle()
+    assert len(peers.events) == 1, "a damaged one is dropped"
+    peers.hear(4, 0, DATA, parts=1)
+    await peers.idle()
+    assert len(peers.events) == 2
 
 
 def test_a_snapshot_is_read_beside_the_loop_and_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,13 +136,11 @@ def test_a_message_that_no_broker_sends_is_not_fed_and_ends_the_link() -> None:
     assert peers.events == []
 
 
-def test_a_snapshot_that_makes_no_sense_ends_the_link() -> None:
-    async def main() -> None:
-        peers = Peers()
-        nonsense = encode_snapshot(PLACE, Snapshot(9, 3, 77, MachineState(next_offset=1 << 62)))
-        peers.hear(1, 0, nonsense, parts=1)
-        await peers.idle()
-        assert (peers.events, peers.refusals.counts) == ([], {("PEER_NONSENSE", 2): 1})
-        assert peers.arriving.bytes_kept == 0
-
-    asyncio.run(main())
+@real_time
+async def test_a_snapshot_that_makes_no_sense_ends_the_link() -> None:
+    peers = Peers()
+    nonsense = encode_snapshot(PLACE, Snapshot(9, 3, 77, MachineState(next_offset=1 << 62)))
+    peers.hear(1, 0, nonsense, parts=1)
+    await peers.idle()
+    assert (peers.events, peers.refusals.counts) == ([], {("PEER_NONSENSE", 2): 1})
+    assert peers.arriving.bytes_kept == 0

@@ -25,6 +25,7 @@ from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol.errors import OutcomeUnknown, TritonMQError
+from tests.coroutines import real_time
 from tests.mq_broker.broker import cluster
 
 ID = "0" * 32
@@ -97,66 +98,59 @@ async def leading(broker: Shell) -> Partition:
     return broker.leader(HERE, 0)
 
 
-def test_a_group_that_stands_at_lost_offsets_is_behind_by_what_comes_after_them(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            partition = await leading(broker)
-            partition.index.append(Published(0, 10, 1, 5, 100, 100))
-            partition.index.skip(10, 30)
-            partition.replica.machine.next_offset = 30
-            assert partition.lag(10) == (0, 0), "there is nothing for it to read"
-            partition.index.append(Published(30, 10, 2, 6, 70, 70))
-            partition.replica.machine.next_offset = 40
-            assert [partition.lag(offset)[0] for offset in (0, 10, 29, 30, 40)] == [170, 70, 70, 70, 0]
-
-    asyncio.run(main())
+@real_time
+async def test_a_group_that_stands_at_lost_offsets_is_behind_by_what_comes_after_them(tmp_path: Path) -> None:
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        partition = await leading(broker)
+        partition.index.append(Published(0, 10, 1, 5, 100, 100))
+        partition.index.skip(10, 30)
+        partition.replica.machine.next_offset = 30
+        assert partition.lag(10) == (0, 0), "there is nothing for it to read"
+        partition.index.append(Published(30, 10, 2, 6, 70, 70))
+        partition.replica.machine.next_offset = 40
+        assert [partition.lag(offset)[0] for offset in (0, 10, 29, 30, 40)] == [170, 70, 70, 70, 0]
 
 
-def test_the_link_of_a_broker_that_has_fallen_silent_is_made_anew_and_no_other(
+@real_time
+async def test_the_link_of_a_broker_that_has_fallen_silent_is_made_anew_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            ended: list[int] = []
-            times = itertools.count(broker.now_ms(), 1000)
-            monkeypatch.setattr(broker.links, "end", ended.append)
-            monkeypatch.setattr(broker, "now_ms", lambda: next(times))
-            for silent in (2, 3):
-                broker.link_beat(silent, dropped=False)
-            broker.link_down(3)  # the link has ended by itself: there is nobody to blame
-            while not ended:
-                broker.end_silent_links()
-            assert ended == [2]
-
-    asyncio.run(main())
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        ended: list[int] = []
+        times = itertools.count(broker.now_ms(), 1000)
+        monkeypatch.setattr(broker.links, "end", ended.append)
+        monkeypatch.setattr(broker, "now_ms", lambda: next(times))
+        for silent in (2, 3):
+            broker.link_beat(silent, dropped=False)
+        broker.link_down(3)  # the link has ended by itself: there is nobody to blame
+        while not ended:
+            broker.end_silent_links()
+        assert ended == [2]
 
 
 @pytest.mark.parametrize("named_again", [True, False])
-def test_a_replica_that_was_moved_away_is_deleted_only_by_what_the_node_says_once_it_is_closed(
+@real_time
+async def test_a_replica_that_was_moved_away_is_deleted_only_by_what_the_node_says_once_it_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_again: bool
 ) -> None:
     """A leader that knows an older assignment may put it back in sync after the node was read."""
     monkeypatch.setattr(shells, "RELEASE_POLL_S", 0.01)
+    async with shell(tmp_path, isr=((2, "other"),)) as broker:
+        broker.follow_topics({ID: HERE})
+        await until(lambda: broker.hosted(HERE, 0) is not None)
+        files = tmp_path / "data" / "partitions" / f"{ID}-0"
+        close = Partition.close
 
-    async def main() -> None:
-        async with shell(tmp_path, isr=((2, "other"),)) as broker:
-            broker.follow_topics({ID: HERE})
-            await until(lambda: broker.hosted(HERE, 0) is not None)
-            files = tmp_path / "data" / "partitions" / f"{ID}-0"
-            close = Partition.close
+        async def put_back_meanwhile(partition: Partition, error: TritonMQError) -> None:
+            if named_again:
+                found = await broker.coordination.read_state(ID, 0)
+                assert found is not None
+                await broker.coordination.write_state(
+                    ID, 0, found[0], NodeState(None, 0, ((1, "mine"), (2, "other")), 0, "")
+                )
+            await close(partition, error)
 
-            async def put_back_meanwhile(partition: Partition, error: TritonMQError) -> None:
-                if named_again:
-                    found = await broker.coordination.read_state(ID, 0)
-                    assert found is not None
-                    await broker.coordination.write_state(
-                        ID, 0, found[0], NodeState(None, 0, ((1, "mine"), (2, "other")), 0, "")
-                    )
-                await close(partition, error)
-
-            monkeypatch.setattr(Partition, "close", put_back_meanwhile)
-            broker.follow_topics({ID: AWAY})
-            await until(lambda: not broker._settling)
-            assert files.exists() is named_again
-
-    asyncio.run(main())
+        monkeypatch.setattr(Partition, "close", put_back_meanwhile)
+        broker.follow_topics({ID: AWAY})
+        await until(lambda: not broker._settling)
+        assert files.exists() is named_again

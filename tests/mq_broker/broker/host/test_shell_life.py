@@ -13,6 +13,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.core.messages import LeaderName
 from mq_protocol.errors import IncompatibleVersion, StorageFailed
+from tests.coroutines import real_time
 from tests.mq_broker.broker.host.test_partition_life import run
 from tests.mq_broker.broker.host.test_shell import HERE, ID, shell, until
 
@@ -79,40 +80,37 @@ def test_what_a_deleted_topic_held_is_removed_unless_the_cluster_is_another(
     run(tmp_path, scenario)
 
 
-def test_a_replica_that_the_disk_did_not_let_be_opened_or_begun_anew_is_tried_again(
+@real_time
+async def test_a_replica_that_the_disk_did_not_let_be_opened_or_begun_anew_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shells, "REOPEN_S", 0.0)
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        tries = 0
+        opens = broker._open
 
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            tries = 0
-            opens = broker._open
+        async def fails_twice(topic: Topic, number: int) -> None:
+            nonlocal tries
+            tries += 1
+            if tries < 3:
+                raise StorageFailed("a bad sector")
+            await opens(topic, number)
 
-            async def fails_twice(topic: Topic, number: int) -> None:
-                nonlocal tries
-                tries += 1
-                if tries < 3:
-                    raise StorageFailed("a bad sector")
-                await opens(topic, number)
+        monkeypatch.setattr(broker, "_open", fails_twice)
+        broker.follow_topics({ID: HERE})
+        await until(lambda: broker.hosted(HERE, 0) is not None and not broker._settling)
+        assert tries == 3
+        prepared = 0
 
-            monkeypatch.setattr(broker, "_open", fails_twice)
-            broker.follow_topics({ID: HERE})
-            await until(lambda: broker.hosted(HERE, 0) is not None and not broker._settling)
-            assert tries == 3
-            prepared = 0
+        def prepare() -> None:
+            nonlocal prepared
+            prepared += 1
+            if prepared < 3:
+                raise StorageFailed("no room")
 
-            def prepare() -> None:
-                nonlocal prepared
-                prepared += 1
-                if prepared < 3:
-                    raise StorageFailed("no room")
-
-            former = broker.partition(HERE, 0)
-            broker.reopen(former, "its disk failed", prepare)
-            await until(lambda: broker.hosted(HERE, 0) is not None and not broker._settling)
-            assert prepared == 3
-            assert former.closed
-            assert not broker.failure.done()
-
-    asyncio.run(main())
+        former = broker.partition(HERE, 0)
+        broker.reopen(former, "its disk failed", prepare)
+        await until(lambda: broker.hosted(HERE, 0) is not None and not broker._settling)
+        assert prepared == 3
+        assert former.closed
+        assert not broker.failure.done()

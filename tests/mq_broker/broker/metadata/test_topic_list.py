@@ -15,7 +15,7 @@ from mq_broker.coordination import editing
 from mq_broker.coordination.interface import TopicChanges, TopicSpec
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import CoordinationUnavailable, InvalidTopicName, OutcomeUnknown, UnknownTopic
-from tests.virtual.world import in_virtual_time
+from tests.coroutines import virtual_time
 
 A = TopicSpec("a", "id-a", ((1,), (1,)))
 B = TopicSpec("b", "id-b", ((1,),))
@@ -314,19 +314,17 @@ def test_an_edit_writes_what_is_new_over_the_version_that_it_was_made_from(monke
     run(scenario)
 
 
-def test_the_list_is_read_on_a_hint_now_and_then_without_one_and_again_after_a_failure() -> None:
-    async def scenario() -> None:
-        service, changed = Service(), asyncio.Event()
-        following = asyncio.create_task(service.topics.following(changed).run())
-        await asyncio.sleep(SWEEP_S / 2)
-        assert service.versions == []
-        service.changes = [CoordinationUnavailable("away")]
-        changed.set()
-        await asyncio.sleep(SWEEP_S / 2)
-        assert len(service.versions) == 2
-        await asyncio.sleep(SWEEP_S)
-        assert len(service.versions) == 3
-        following.cancel()
-        await asyncio.wait({following})
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_the_list_is_read_on_a_hint_now_and_then_without_one_and_again_after_a_failure() -> None:
+    service, changed = Service(), asyncio.Event()
+    following = asyncio.create_task(service.topics.following(changed).run())
+    await asyncio.sleep(SWEEP_S / 2)
+    assert service.versions == []
+    service.changes = [CoordinationUnavailable("away")]
+    changed.set()
+    await asyncio.sleep(SWEEP_S / 2)
+    assert len(service.versions) == 2
+    await asyncio.sleep(SWEEP_S)
+    assert len(service.versions) == 3
+    following.cancel()
+    await asyncio.wait({following})

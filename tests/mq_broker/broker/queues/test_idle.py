@@ -16,11 +16,11 @@ from mq_broker.broker.queues.idle import without_idle
 from mq_broker.coordination.interface import QueueSpec, TopicSpec
 from mq_broker.core.work.steps import Lease, Reason, Send
 from mq_protocol import mq_pb2 as pb
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker
 from tests.mq_broker.broker.queues.members import Member, ranges
 from tests.mq_broker.broker.queues.partitions import Group, rounds, scenario
 from tests.mq_broker.broker.test_three_brokers import Three, three
-from tests.virtual.world import in_virtual_time
 
 SPEC = TopicSpec("t", "0" * 32, ((1,), (2,), (3,)), queues={"g": QueueSpec(1, 0, {"idle_ms": "1m"})})
 
@@ -50,45 +50,39 @@ async def used(data: Path) -> AsyncIterator[Used]:
         yield Used(cluster, [each.leader for each in info.partitions])
 
 
-def test_a_group_goes_once_the_leaders_of_all_partitions_agree(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with used(tmp_path) as here:
-            await here.leader(2).produce("t", 1, 2, partition=2)
-            member = Member(here.leader(2))
-            lent = await member.lease(1, partition=2, lease_ms=600_000)
-            assert ranges(lent) == [0, 1]
-            assert await here.there(180), "a member works on a record"
-            ack = pb.SettleOne(lease=lent.lease, ranges=[0, 1])
-            await member.settle(ack, partition=2)
-            assert await here.there(50)
-            await member.lease(0, partition=2, wait_ms=0)
-            assert await here.there(50), "it was heard of"
-            assert not await here.there(40)
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_group_goes_once_the_leaders_of_all_partitions_agree(tmp_path: Path) -> None:
+    async with used(tmp_path) as here:
+        await here.leader(2).produce("t", 1, 2, partition=2)
+        member = Member(here.leader(2))
+        lent = await member.lease(1, partition=2, lease_ms=600_000)
+        assert ranges(lent) == [0, 1]
+        assert await here.there(180), "a member works on a record"
+        ack = pb.SettleOne(lease=lent.lease, ranges=[0, 1])
+        await member.settle(ack, partition=2)
+        assert await here.there(50)
+        await member.lease(0, partition=2, wait_ms=0)
+        assert await here.there(50), "it was heard of"
+        assert not await here.there(40)
 
 
-def test_a_leader_that_cannot_be_asked_has_not_agreed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with used(tmp_path) as here:
-            await here.leader(1).abandon()
-            assert await here.there(180)
-            await here.leader(1).start()
-            assert await here.there(50), "who leads anew begins the time anew"
-            assert not await here.there(60)
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_leader_that_cannot_be_asked_has_not_agreed(tmp_path: Path) -> None:
+    async with used(tmp_path) as here:
+        await here.leader(1).abandon()
+        assert await here.there(180)
+        await here.leader(1).start()
+        assert await here.there(50), "who leads anew begins the time anew"
+        assert not await here.there(60)
 
 
-def test_a_leader_that_stood_still_begins_the_time_anew(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with used(tmp_path) as here:
-            await asyncio.sleep(40)
-            await here.leader(2).stand_still(5.5)
-            assert await here.there(50), "members could not reach it"
-            assert not await here.there(40)
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_leader_that_stood_still_begins_the_time_anew(tmp_path: Path) -> None:
+    async with used(tmp_path) as here:
+        await asyncio.sleep(40)
+        await here.leader(2).stand_still(5.5)
+        assert await here.there(50), "members could not reach it"
+        assert not await here.there(40)
 
 
 @pytest.mark.parametrize(

@@ -7,35 +7,32 @@ import random
 
 from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held
+from tests.coroutines import real_time
 
 HIGH = 1_000
 
 
-def test_one_account_has_half_of_the_mark_and_another_begins_all_the_same() -> None:
-    async def main() -> None:
-        held = Held(HIGH)
-        arrivals = Arrivals(held)
-        assert [arrivals.add_at_once("greedy", 200) for _ in range(4)] == [True, True, False, False]
-        assert arrivals.add_at_once("modest", 200)
-        waiting = asyncio.create_task(arrivals.receive("greedy", 200))
-        await asyncio.sleep(0)
-        assert held.bytes == arrivals.bytes == 600
-        arrivals.free("greedy", 200)
-        await waiting
-        assert held.bytes == 600
-
-    asyncio.run(main())
+@real_time
+async def test_one_account_has_half_of_the_mark_and_another_begins_all_the_same() -> None:
+    held = Held(HIGH)
+    arrivals = Arrivals(held)
+    assert [arrivals.add_at_once("greedy", 200) for _ in range(4)] == [True, True, False, False]
+    assert arrivals.add_at_once("modest", 200)
+    waiting = asyncio.create_task(arrivals.receive("greedy", 200))
+    await asyncio.sleep(0)
+    assert held.bytes == arrivals.bytes == 600
+    arrivals.free("greedy", 200)
+    await waiting
+    assert held.bytes == 600
 
 
-def test_who_reads_nothing_stops_nobody_who_sends() -> None:
-    async def main() -> None:
-        held = Held(HIGH)
-        arrivals = Arrivals(held)
-        held.add("slow readers", 2 * HIGH)
-        assert arrivals.add_at_once("modest", 800)
-        assert not arrivals.add_at_once("modest", 1)
-
-    asyncio.run(main())
+@real_time
+async def test_who_reads_nothing_stops_nobody_who_sends() -> None:
+    held = Held(HIGH)
+    arrivals = Arrivals(held)
+    held.add("slow readers", 2 * HIGH)
+    assert arrivals.add_at_once("modest", 800)
+    assert not arrivals.add_at_once("modest", 1)
 
 
 def test_whatever_comes_goes_and_is_given_up_the_counts_are_right_and_nobody_waits_for_ever() -> None:

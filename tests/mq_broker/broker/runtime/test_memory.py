@@ -17,6 +17,7 @@ from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import decode
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import CLIENT_MESSAGE_BYTES_MAX, FETCH_CHUNK_BYTES, MEMORY_HIGH_FLOOR, MESSAGE_BYTES_MAX
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import (
     DEADLINE_S,
     rows,
@@ -27,182 +28,164 @@ from tests.mq_broker.broker.cluster import (
 from tests.virtual.world import in_virtual_time
 
 
-def test_room_is_waited_for_only_above_the_mark() -> None:
-    async def scenario() -> None:
-        held = Held(100)
-        held.add("a", 100)
-        await asyncio.wait_for(held.room("a"), 1)
-        async with held.sending("a", 2) as room:
-            assert (room.bytes, held.bytes) == (2, 106), "each byte on its way out is there three times"
-            room.took(1)
-            waiting = asyncio.create_task(held.room("a"))
-            await asyncio.wait({waiting}, timeout=0.05)
-            assert not waiting.done()
-            assert held.bytes == 103
-        await asyncio.wait_for(waiting, DEADLINE_S)
-        assert held.bytes == 100
-
-    in_virtual_time(scenario())
-
-
-def test_above_the_mark_a_caller_goes_on_while_it_holds_less_than_an_even_share() -> None:
-    async def scenario() -> None:
-        held = Held(100, callers_max=4)
-        held.add("greedy", 101)
-        held.add("modest", 24)
-        await asyncio.wait_for(held.room("modest"), 1)
-        held.add("modest", 1)
-        waiting = asyncio.create_task(held.room("modest"))
+@virtual_time
+async def test_room_is_waited_for_only_above_the_mark() -> None:
+    held = Held(100)
+    held.add("a", 100)
+    await asyncio.wait_for(held.room("a"), 1)
+    async with held.sending("a", 2) as room:
+        assert (room.bytes, held.bytes) == (2, 106), "each byte on its way out is there three times"
+        room.took(1)
+        waiting = asyncio.create_task(held.room("a"))
         await asyncio.wait({waiting}, timeout=0.05)
         assert not waiting.done()
-        held.free("modest", 1)
-        await asyncio.wait_for(waiting, 1)
-
-    in_virtual_time(scenario())
-
-
-def test_above_the_mark_a_caller_that_holds_nothing_goes_on_however_small_the_share_is() -> None:
-    async def scenario() -> None:
-        held = Held(100, callers_max=100)
-        held.add("greedy", 101)
-        await asyncio.wait_for(held.room("new"), 1)
-
-    in_virtual_time(scenario())
+        assert held.bytes == 103
+    await asyncio.wait_for(waiting, DEADLINE_S)
+    assert held.bytes == 100
 
 
-def test_what_is_on_its_way_out_is_given_back_when_sending_fails() -> None:
-    async def scenario() -> None:
-        held = Held(100)
-        with pytest.raises(ConnectionResetError):
-            async with held.sending("a", 60):
-                raise ConnectionResetError
-        assert held.bytes == 0
-
-    in_virtual_time(scenario())
-
-
-def test_what_is_to_be_read_is_counted_before_it_is_and_those_who_wait_go_on_one_after_the_other() -> None:
-    async def scenario() -> None:
-        held = Held(100, callers_max=1)
-        entered: list[int] = []
-        leave = [asyncio.Event() for _ in range(6)]
-
-        async def send(number: int) -> None:
-            async with held.sending("a", 25) as room:
-                entered.append(number)
-                room.took(20)
-                await leave[number].wait()
-
-        sending = [asyncio.create_task(send(number)) for number in range(6)]
-        await turns()
-        assert (entered, held.bytes) == ([0, 1], 120), "the second one passes the mark, and no other"
-        sending[3].cancel()
-        leave[1].set()
-        await turns()
-        assert entered == [0, 1, 2]
-        leave[2].set()
-        await turns()
-        assert entered == [0, 1, 2, 4]
-        for each in leave:
-            each.set()
-        await asyncio.wait_for(asyncio.gather(*sending, return_exceptions=True), DEADLINE_S)
-        assert (entered, held.bytes) == ([0, 1, 2, 4, 5], 0)
-        assert not held._waiting
-        assert not held._waiting_of
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_above_the_mark_a_caller_goes_on_while_it_holds_less_than_an_even_share() -> None:
+    held = Held(100, callers_max=4)
+    held.add("greedy", 101)
+    held.add("modest", 24)
+    await asyncio.wait_for(held.room("modest"), 1)
+    held.add("modest", 1)
+    waiting = asyncio.create_task(held.room("modest"))
+    await asyncio.wait({waiting}, timeout=0.05)
+    assert not waiting.done()
+    held.free("modest", 1)
+    await asyncio.wait_for(waiting, 1)
 
 
-def test_above_the_mark_who_holds_little_reads_little() -> None:
-    async def scenario() -> None:
-        held = Held(100, callers_max=4)
-        held.add("greedy", 101)
-        async with held.sending("modest", 1 << 20) as room:
-            assert room.bytes == memory.PRESSED_BYTES
-        async with held.sending("modest", 7) as room:
-            assert room.bytes == 7
-        waiting = asyncio.create_task(enter(held, "greedy"))
-        await turns()
-        assert not waiting.done()
-        held.free("greedy", 80)  # it is below its share now
-        await asyncio.wait_for(waiting, DEADLINE_S)
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_above_the_mark_a_caller_that_holds_nothing_goes_on_however_small_the_share_is() -> None:
+    held = Held(100, callers_max=100)
+    held.add("greedy", 101)
+    await asyncio.wait_for(held.room("new"), 1)
 
 
-def test_who_waits_behind_a_larger_wish_of_the_same_caller_goes_on_when_that_is_cancelled() -> None:
-    async def scenario() -> None:
-        held = Held(100, callers_max=4)
-        held.add("greedy", 101)
-        held.add("a", 25)
-        entered: list[int] = []
-
-        async def read(least: int) -> None:
-            async with held.sending("a", least, least):
-                entered.append(least)
-
-        large = asyncio.create_task(read(1 << 20))
-        await turns()
-        small = asyncio.create_task(read(1))
-        await turns()
-        held.free("a", 5)  # it is below its share, and the larger one comes first
-        await turns()
-        assert entered == []
-        large.cancel()
-        await asyncio.wait_for(small, DEADLINE_S)
-        assert entered == [1]
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_what_is_on_its_way_out_is_given_back_when_sending_fails() -> None:
+    held = Held(100)
+    with pytest.raises(ConnectionResetError):
+        async with held.sending("a", 60):
+            raise ConnectionResetError
+    assert held.bytes == 0
 
 
-def test_who_was_woken_and_found_the_room_taken_stays_the_first_who_waits_and_leaves_no_task() -> None:
-    async def scenario() -> None:
-        held = Held(100)
-        held.add("greedy", 101 + held._share)
-        entered: list[str] = []
-        never = asyncio.Event()
+@virtual_time
+async def test_what_is_to_be_read_is_counted_before_it_is_and_those_who_wait_go_on_one_after_the_other() -> None:
+    held = Held(100, callers_max=1)
+    entered: list[int] = []
+    leave = [asyncio.Event() for _ in range(6)]
 
-        async def read(name: str) -> None:
-            async with held.sending("greedy", 1, never):
-                entered.append(name)
+    async def send(number: int) -> None:
+        async with held.sending("a", 25) as room:
+            entered.append(number)
+            room.took(20)
+            await leave[number].wait()
 
-        reading = [asyncio.create_task(read(name)) for name in ("first", "second")]
-        await turns()
-        held.free("greedy", 50)
-        held.add("fast", 60)  # before the one that was woken has its turn
-        await turns()
-        assert not entered
-        held.free("fast", 60)
-        await asyncio.wait_for(asyncio.gather(*reading), DEADLINE_S)
-        assert entered == ["first", "second"]
-        await turns()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
+    sending = [asyncio.create_task(send(number)) for number in range(6)]
+    await turns()
+    assert (entered, held.bytes) == ([0, 1], 120), "the second one passes the mark, and no other"
+    sending[3].cancel()
+    leave[1].set()
+    await turns()
+    assert entered == [0, 1, 2]
+    leave[2].set()
+    await turns()
+    assert entered == [0, 1, 2, 4]
+    for each in leave:
+        each.set()
+    await asyncio.wait_for(asyncio.gather(*sending, return_exceptions=True), DEADLINE_S)
+    assert (entered, held.bytes) == ([0, 1, 2, 4, 5], 0)
+    assert not held._waiting
+    assert not held._waiting_of
 
-    in_virtual_time(scenario())
+
+@virtual_time
+async def test_above_the_mark_who_holds_little_reads_little() -> None:
+    held = Held(100, callers_max=4)
+    held.add("greedy", 101)
+    async with held.sending("modest", 1 << 20) as room:
+        assert room.bytes == memory.PRESSED_BYTES
+    async with held.sending("modest", 7) as room:
+        assert room.bytes == 7
+    waiting = asyncio.create_task(enter(held, "greedy"))
+    await turns()
+    assert not waiting.done()
+    held.free("greedy", 80)  # it is below its share now
+    await asyncio.wait_for(waiting, DEADLINE_S)
 
 
-def test_all_who_have_room_go_on_at_once_and_wait_for_no_message_of_each_other() -> None:
-    async def scenario() -> None:
-        held = Held(100)
-        held.add("greedy", 101 + held._share)
-        entered: list[str] = []
-        leave = asyncio.Event()
+@virtual_time
+async def test_who_waits_behind_a_larger_wish_of_the_same_caller_goes_on_when_that_is_cancelled() -> None:
+    held = Held(100, callers_max=4)
+    held.add("greedy", 101)
+    held.add("a", 25)
+    entered: list[int] = []
 
-        async def read(caller: str) -> None:
-            async with held.sending(caller, 1):
-                entered.append(caller)  # and its records are not read yet
-                await leave.wait()
+    async def read(least: int) -> None:
+        async with held.sending("a", least, least):
+            entered.append(least)
 
-        reading = [asyncio.create_task(read("greedy")) for _ in range(3)]
-        await turns()
-        assert not entered
-        held.free("greedy", 50)
-        await turns()
-        assert len(entered) == 3
-        leave.set()
-        await asyncio.wait_for(asyncio.gather(*reading), DEADLINE_S)
+    large = asyncio.create_task(read(1 << 20))
+    await turns()
+    small = asyncio.create_task(read(1))
+    await turns()
+    held.free("a", 5)  # it is below its share, and the larger one comes first
+    await turns()
+    assert entered == []
+    large.cancel()
+    await asyncio.wait_for(small, DEADLINE_S)
+    assert entered == [1]
 
-    in_virtual_time(scenario())
+
+@virtual_time
+async def test_who_was_woken_and_found_the_room_taken_stays_the_first_who_waits_and_leaves_no_task() -> None:
+    held = Held(100)
+    held.add("greedy", 101 + held._share)
+    entered: list[str] = []
+    never = asyncio.Event()
+
+    async def read(name: str) -> None:
+        async with held.sending("greedy", 1, never):
+            entered.append(name)
+
+    reading = [asyncio.create_task(read(name)) for name in ("first", "second")]
+    await turns()
+    held.free("greedy", 50)
+    held.add("fast", 60)  # before the one that was woken has its turn
+    await turns()
+    assert not entered
+    held.free("fast", 60)
+    await asyncio.wait_for(asyncio.gather(*reading), DEADLINE_S)
+    assert entered == ["first", "second"]
+    await turns()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@virtual_time
+async def test_all_who_have_room_go_on_at_once_and_wait_for_no_message_of_each_other() -> None:
+    held = Held(100)
+    held.add("greedy", 101 + held._share)
+    entered: list[str] = []
+    leave = asyncio.Event()
+
+    async def read(caller: str) -> None:
+        async with held.sending(caller, 1):
+            entered.append(caller)  # and its records are not read yet
+            await leave.wait()
+
+    reading = [asyncio.create_task(read("greedy")) for _ in range(3)]
+    await turns()
+    assert not entered
+    held.free("greedy", 50)
+    await turns()
+    assert len(entered) == 3
+    leave.set()
+    await asyncio.wait_for(asyncio.gather(*reading), DEADLINE_S)
 
 
 def test_large_batches_of_who_holds_little_go_on_up_to_twice_the_mark() -> None:
@@ -229,24 +212,24 @@ def test_large_batches_of_who_holds_little_go_on_up_to_twice_the_mark() -> None:
     in_virtual_time(scenario())
 
 
-def test_who_waits_for_room_is_let_go_at_the_end_of_its_call_and_what_woke_one_that_gave_up_wakes_the_next() -> None:
-    async def scenario() -> None:
-        held = Held(100)
-        held.add("greedy", 101 + held._share)
-        over = asyncio.Event()
-        ending = asyncio.create_task(enter(held, "greedy", over))
-        gives_up, next_ = (asyncio.create_task(enter(held, "greedy")) for _ in range(2))
-        await turns()
-        over.set()
-        await asyncio.wait_for(ending, DEADLINE_S)
-        assert not next_.done()
-        held.free("greedy", 50)
-        gives_up.cancel()  # it was woken in this very turn
-        await asyncio.wait_for(next_, DEADLINE_S)
-        assert gives_up.cancelled()
-        assert not held._waiting
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_who_waits_for_room_is_let_go_at_the_end_of_its_call_and_what_woke_one_that_gave_up_wakes_the_next() -> (
+    None
+):
+    held = Held(100)
+    held.add("greedy", 101 + held._share)
+    over = asyncio.Event()
+    ending = asyncio.create_task(enter(held, "greedy", over))
+    gives_up, next_ = (asyncio.create_task(enter(held, "greedy")) for _ in range(2))
+    await turns()
+    over.set()
+    await asyncio.wait_for(ending, DEADLINE_S)
+    assert not next_.done()
+    held.free("greedy", 50)
+    gives_up.cancel()  # it was woken in this very turn
+    await asyncio.wait_for(next_, DEADLINE_S)
+    assert gives_up.cancelled()
+    assert not held._waiting
 
 
 async def turns() -> None:

@@ -14,6 +14,7 @@ from mq_broker.broker.transactions.requests import key_to_wire, listed_name
 from mq_broker.core.entries import SCHEDULED, Abort
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotEnoughReplicas, Unreachable
+from tests.coroutines import real_time
 from tests.mq_broker.broker.transactions.worlds import KEY, OTHER, World, known, line, run, staged
 
 
@@ -145,13 +146,11 @@ def test_a_query_is_aborted_by_any_of_its_names_and_only_for_the_sink_that_is_me
     run(scenario)
 
 
-def test_a_shorter_time_that_was_asked_for_counts_and_a_longer_one_does_not() -> None:
-    async def main() -> None:
-        now = asyncio.get_running_loop().time()
-        assert until(0, now + 5) == now + 5
-        assert until(1_000, now + 5) == pytest.approx(now + 1, abs=0.5)
-        assert until(60_000, now + 5) == now + 5
-        assert 1_700 < left_ms(now + 2) <= 1_800
-        assert left_ms(now - 1) == 1
-
-    asyncio.run(main())
+@real_time
+async def test_a_shorter_time_that_was_asked_for_counts_and_a_longer_one_does_not() -> None:
+    now = asyncio.get_running_loop().time()
+    assert until(0, now + 5) == now + 5
+    assert until(1_000, now + 5) == pytest.approx(now + 1, abs=0.5)
+    assert until(60_000, now + 5) == now + 5
+    assert 1_700 < left_ms(now + 2) <= 1_800
+    assert left_ms(now - 1) == 1

@@ -10,6 +10,7 @@ import pytest
 from mq_broker.storage.identity import load_identity
 from mq_broker.storage.journal.recovered import read_mark
 from mq_broker.storage.opening.opening import open_disk_journal
+from tests.coroutines import real_time
 from tests.mq_broker.storage.bed import PLACE, Bed, Heard, eventually, frames_of, joined, on_a_bed, open_files_under
 
 
@@ -124,14 +125,12 @@ def test_a_journal_that_is_closed_while_it_is_synced_is_whole_and_clean(tmp_path
     on_a_bed(test, tmp_path, "os")
 
 
-def test_a_background_sync_that_breaks_is_heard_of(tmp_path: Path) -> None:
-    async def scene() -> None:
-        bed = Bed(tmp_path, "os")
-        await bed.__aenter__()
-        journal, _, _ = bed.open()
-        bed.files.sync = lambda fd: 1 // 0  # type: ignore[method-assign,assignment,return-value]
-        journal.append(frames_of(1, 1))
-        with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(bed.writer.died, 10)
-
-    asyncio.run(scene())
+@real_time
+async def test_a_background_sync_that_breaks_is_heard_of(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, "os")
+    await bed.__aenter__()
+    journal, _, _ = bed.open()
+    bed.files.sync = lambda fd: 1 // 0  # type: ignore[method-assign,assignment,return-value]
+    journal.append(frames_of(1, 1))
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(bed.writer.died, 10)

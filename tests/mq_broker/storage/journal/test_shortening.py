@@ -22,6 +22,7 @@ from mq_broker.storage.codec.snapshot import encode_snapshot
 from mq_broker.storage.interface import Frame, Journal
 from mq_broker.storage.journal.memory import open_memory_journal
 from mq_protocol.errors import StorageFailed
+from tests.coroutines import real_time
 from tests.mq_broker.storage.bed import (
     DEADLINE_S,
     KEY,
@@ -216,28 +217,26 @@ def test_a_shortening_goes_on_though_nobody_waits_for_it_any_more(tmp_path: Path
     on_a_bed(test, tmp_path, durability, segment_bytes_max=300)
 
 
-def test_a_journal_in_memory_begins_with_the_snapshot_that_it_is_given() -> None:
-    async def scene() -> None:
-        snapshot = Snapshot(40, 3, 7, state_of(frames_of(1, 40), DEDUP))
-        heard = Heard()
-        journal, recovered, recovery, *_ = open_memory_journal(heard, PLACE, snapshot=snapshot, recovery=3)
-        assert (recovered.entries, recovered.snapshot, recovery, snapshot_of(journal)) == ((), snapshot, 3, snapshot)
-        assert (journal.first_index, journal.last_index) == (41, 40)
-        journal.append(frames_of(41, 45, epoch=3))
-        await heard.until_flushed(45)
-        journal.truncate(40)
-        with pytest.raises(AssertionError, match="epoch 2 falls"):
-            journal.append(frames_of(41, 41, epoch=2))
-        journal.append(frames_of(41, 45, epoch=4))
-        await heard.until(lambda: ("flushed", 45, 4) in heard.calls)
-        assert await journal.shorten_to(44, DEDUP) == 44
-        assert state_at_end(journal, 45) == state_of([*frames_of(1, 40), *frames_of(41, 45, epoch=4)], DEDUP)
-        with pytest.raises(AssertionError, match="is applied"):
-            journal.truncate(42)
-        await journal.adopt(9)
-        await journal.close()
-
-    asyncio.run(scene())
+@real_time
+async def test_a_journal_in_memory_begins_with_the_snapshot_that_it_is_given() -> None:
+    snapshot = Snapshot(40, 3, 7, state_of(frames_of(1, 40), DEDUP))
+    heard = Heard()
+    journal, recovered, recovery, *_ = open_memory_journal(heard, PLACE, snapshot=snapshot, recovery=3)
+    assert (recovered.entries, recovered.snapshot, recovery, snapshot_of(journal)) == ((), snapshot, 3, snapshot)
+    assert (journal.first_index, journal.last_index) == (41, 40)
+    journal.append(frames_of(41, 45, epoch=3))
+    await heard.until_flushed(45)
+    journal.truncate(40)
+    with pytest.raises(AssertionError, match="epoch 2 falls"):
+        journal.append(frames_of(41, 41, epoch=2))
+    journal.append(frames_of(41, 45, epoch=4))
+    await heard.until(lambda: ("flushed", 45, 4) in heard.calls)
+    assert await journal.shorten_to(44, DEDUP) == 44
+    assert state_at_end(journal, 45) == state_of([*frames_of(1, 40), *frames_of(41, 45, epoch=4)], DEDUP)
+    with pytest.raises(AssertionError, match="is applied"):
+        journal.truncate(42)
+    await journal.adopt(9)
+    await journal.close()
 
 
 # ------------------------------------------------------------------ on disk

@@ -13,6 +13,7 @@ import pytest
 import mq_broker.storage.journal.writer as writer_module
 from mq_broker.storage.opening.opening import open_disk_journal
 from mq_protocol.errors import StorageFailed
+from tests.coroutines import real_time
 from tests.mq_broker.storage.bed import (
     DEADLINE_S,
     PLACE,
@@ -273,19 +274,17 @@ def test_a_disk_that_takes_no_new_log_id_takes_nothing_any_more(tmp_path: Path, 
     on_a_bed(test, tmp_path, durability)
 
 
-def test_a_writer_that_breaks_is_heard_of(tmp_path: Path) -> None:
-    async def scene() -> None:
-        bed = Bed(tmp_path)
-        await bed.__aenter__()
-        journal, _, _ = bed.open()
-        bed.files.sync = lambda fd: 1 // 0  # type: ignore[method-assign,assignment,return-value]
-        journal.append(frames_of(1, 1))
-        with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(bed.writer.died, 10)
-        with pytest.raises(StorageFailed, match="did not close"):
-            await journal.close()
-
-    asyncio.run(scene())
+@real_time
+async def test_a_writer_that_breaks_is_heard_of(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    await bed.__aenter__()
+    journal, _, _ = bed.open()
+    bed.files.sync = lambda fd: 1 // 0  # type: ignore[method-assign,assignment,return-value]
+    journal.append(frames_of(1, 1))
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(bed.writer.died, 10)
+    with pytest.raises(StorageFailed, match="did not close"):
+        await journal.close()
 
 
 def test_the_writer_needs_no_descriptors_for_journals_that_are_closed(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from mq_broker.storage.files import OsFiles
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol.errors import InvalidSetting, StorageFailed
+from tests.coroutines import real_time
 from tests.mq_broker.storage.bed import DEADLINE_S, PLACE, Bed, Heard, frame_of, frames_of, on_a_bed
 
 HOLDER = """
@@ -203,29 +204,29 @@ def test_the_lock_is_held_for_as_long_as_a_journal_is_being_opened(tmp_path: Pat
 
 
 @pytest.mark.parametrize("topic_id", ["../../x", "..", "/tmp/x", "a/b", "a\x00b", "x" * 200, "a.deleted"])
-def test_a_place_outside_the_directory_is_neither_read_nor_written_nor_removed(tmp_path: Path, topic_id: str) -> None:
-    async def scenario() -> None:
-        outside = tmp_path / "x-0"
-        outside.mkdir()
-        (outside / "precious").write_text("kept")
-        directory = DataDirectory.open(tmp_path / "data" / "broker", 1)
-        before = sorted(tmp_path.rglob("*"))  # noqa: ASYNC240 - nothing else runs
-        place, writer = Place(topic_id, 0), Writer()
-        acts: list[Callable[[], object]] = [
-            lambda: directory.open_journal(place, "fsync", 0, Heard(), writer),
-            lambda: directory.delete_partition(place),
-            lambda: directory.install(place, "fsync", "t", Snapshot(0, 0, 0, MachineState()), 0),
-            lambda: directory.start_over(place, "fsync", "t", 0),
-            lambda: directory.open_index(place, "fsync"),
-        ]
-        for act in acts:
-            with pytest.raises(StorageFailed, match="is no partition's directory"):
-                act()
-        assert sorted(tmp_path.rglob("*")) == before  # noqa: ASYNC240
-        assert (outside / "precious").read_text() == "kept"
-        directory.close()
-
-    asyncio.run(scenario())
+@real_time
+async def test_a_place_outside_the_directory_is_neither_read_nor_written_nor_removed(
+    tmp_path: Path, topic_id: str
+) -> None:
+    outside = tmp_path / "x-0"
+    outside.mkdir()
+    (outside / "precious").write_text("kept")
+    directory = DataDirectory.open(tmp_path / "data" / "broker", 1)
+    before = sorted(tmp_path.rglob("*"))  # noqa: ASYNC240 - nothing else runs
+    place, writer = Place(topic_id, 0), Writer()
+    acts: list[Callable[[], object]] = [
+        lambda: directory.open_journal(place, "fsync", 0, Heard(), writer),
+        lambda: directory.delete_partition(place),
+        lambda: directory.install(place, "fsync", "t", Snapshot(0, 0, 0, MachineState()), 0),
+        lambda: directory.start_over(place, "fsync", "t", 0),
+        lambda: directory.open_index(place, "fsync"),
+    ]
+    for act in acts:
+        with pytest.raises(StorageFailed, match="is no partition's directory"):
+            act()
+    assert sorted(tmp_path.rglob("*")) == before  # noqa: ASYNC240
+    assert (outside / "precious").read_text() == "kept"
+    directory.close()
 
 
 def test_a_directory_of_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
