@@ -3,12 +3,11 @@ answer holds."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from mq_broker.broker.administration.topics import Admin
 from mq_broker.coordination.interface import BrokerRegistration
@@ -20,6 +19,7 @@ from mq_protocol.errors import (
     UnknownTopic,
 )
 from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
+from tests.coroutines import real_time
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
 
@@ -108,102 +108,93 @@ class World:
         return [topic.name for topic in answer.topics], answer.more
 
 
-def run(scenario: Callable[[World], Awaitable[None]], *names: str) -> None:
-    async def main() -> None:
-        await asyncio.wait_for(scenario(World(*names)), 20)
-
-    asyncio.run(main())
+@pytest.fixture
+def world() -> World:
+    return World()
 
 
-def test_a_leader_that_is_here_is_named_once_it_serves_and_another_while_it_lives() -> None:
-    async def scenario(world: World) -> None:
-        world.known["t"].spec.assignment = ((1, 2, 3),)
-        world.holds(leader=1)
-        told = await world.info()
-        assert (told.leader, told.leader_epoch, list(told.replicas), list(told.isr)) == (1, 9, [1, 2, 3], [1, 2])
-        world.holds(leader=1, serving=False)
-        assert (await world.info()).leader == 0
-        world.holds(leader=2, serving=False)
-        assert (await world.info()).leader == 2
-        assert world.reads == []
-        del world.brokers[2]
-        world.nodes[0] = node(3)
-        assert (await world.info()).leader == 3, "what its own replica knows is no help: the node may know more"
-        assert world.reads == [0]
-        world.broker = 3
-        world.nodes[0] = node(None)
-        world.admin.forget(set())
-        assert (await world.info()).leader == 0, "nobody is named in the place of one that is gone"
-
-    run(scenario)
+@real_time
+async def test_a_leader_that_is_here_is_named_once_it_serves_and_another_while_it_lives(world: World) -> None:
+    world.known["t"].spec.assignment = ((1, 2, 3),)
+    world.holds(leader=1)
+    told = await world.info()
+    assert (told.leader, told.leader_epoch, list(told.replicas), list(told.isr)) == (1, 9, [1, 2, 3], [1, 2])
+    world.holds(leader=1, serving=False)
+    assert (await world.info()).leader == 0
+    world.holds(leader=2, serving=False)
+    assert (await world.info()).leader == 2
+    assert world.reads == []
+    del world.brokers[2]
+    world.nodes[0] = node(3)
+    assert (await world.info()).leader == 3, "what its own replica knows is no help: the node may know more"
+    assert world.reads == [0]
+    world.broker = 3
+    world.nodes[0] = node(None)
+    world.admin.forget(set())
+    assert (await world.info()).leader == 0, "nobody is named in the place of one that is gone"
 
 
-def test_of_a_partition_that_is_not_here_the_node_is_told_unless_it_names_nobody_who_lives_or_this_broker() -> None:
-    async def scenario(world: World) -> None:
-        for state, leader in ((node(2), 2), (node(None), 0), (node(2, incarnation=7), 0), (node(9), 0), (node(1), 0)):
-            world.nodes[0] = state
-            world.admin.forget(set())
-            told = await world.info()
-            assert (told.leader, told.leader_epoch, list(told.isr)) == (leader, 5, [2, 3])
-        del world.nodes[0]
+@real_time
+async def test_of_a_partition_that_is_not_here_the_node_is_told_unless_it_names_nobody_who_lives_or_this_broker(
+    world: World,
+) -> None:
+    for state, leader in ((node(2), 2), (node(None), 0), (node(2, incarnation=7), 0), (node(9), 0), (node(1), 0)):
+        world.nodes[0] = state
         world.admin.forget(set())
         told = await world.info()
-        assert (told.leader, list(told.replicas), list(told.isr)) == (0, [2, 3], [])
-
-    run(scenario)
-
-
-def test_who_led_before_a_move_and_has_no_replica_any_more_is_not_named() -> None:
-    async def scenario(world: World) -> None:
-        world.nodes[0] = node(2)
-        assert (await world.info()).leader == 2
-        world.known["t"].spec.assignment = ((3, 1),)
-        assert (await world.info()).leader == 0, "what was read of the node a moment ago is older than the move"
-        world.known["t"].spec.assignment = ((2, 3),)
-        world.holds(leader=2, serving=False)
-        assert (await world.info()).leader == 2
-        world.known["t"].spec.assignment = ((3, 1),)
-        assert (await world.info()).leader == 0, "its own replica has not heard of the next leader"
-
-    run(scenario)
+        assert (told.leader, told.leader_epoch, list(told.isr)) == (leader, 5, [2, 3])
+    del world.nodes[0]
+    world.admin.forget(set())
+    told = await world.info()
+    assert (told.leader, list(told.replicas), list(told.isr)) == (0, [2, 3], [])
 
 
-def test_where_a_partition_moves_is_told_whoever_tells_it() -> None:
-    async def scenario(world: World) -> None:
-        world.known["t"].spec.moving = {0: SimpleNamespace(target=(3, 1))}
-        assert list((await world.info()).moving_to) == [3, 1]
-        world.nodes[0] = world.nodes[1] = node()
-        assert list((await world.info()).moving_to) == [3, 1]
-        assert list((await world.info(1)).moving_to) == []
-        world.holds(leader=2, serving=False)
-        assert list((await world.info()).moving_to) == [3, 1]
+@real_time
+async def test_who_led_before_a_move_and_has_no_replica_any_more_is_not_named(world: World) -> None:
+    world.nodes[0] = node(2)
+    assert (await world.info()).leader == 2
+    world.known["t"].spec.assignment = ((3, 1),)
+    assert (await world.info()).leader == 0, "what was read of the node a moment ago is older than the move"
+    world.known["t"].spec.assignment = ((2, 3),)
+    world.holds(leader=2, serving=False)
+    assert (await world.info()).leader == 2
+    world.known["t"].spec.assignment = ((3, 1),)
+    assert (await world.info()).leader == 0, "its own replica has not heard of the next leader"
 
-    run(scenario)
+
+@real_time
+async def test_where_a_partition_moves_is_told_whoever_tells_it(world: World) -> None:
+    world.known["t"].spec.moving = {0: SimpleNamespace(target=(3, 1))}
+    assert list((await world.info()).moving_to) == [3, 1]
+    world.nodes[0] = world.nodes[1] = node()
+    assert list((await world.info()).moving_to) == [3, 1]
+    assert list((await world.info(1)).moving_to) == []
+    world.holds(leader=2, serving=False)
+    assert list((await world.info()).moving_to) == [3, 1]
 
 
-def test_all_topics_are_told_in_order_without_the_brokers_own_and_those_asked_for_beside_them() -> None:
-    async def scenario(world: World) -> None:
-        assert await world.names(all_topics=True) == (["a", "b", "c"], False)
-        assert await world.names(all_topics=True, after="a") == (["b", "c"], False)
-        assert await world.names(all_topics=True, after="b", topics=["a"]) == (["c", "a"], False)
-        assert await world.names(topics=["c", "x", "a"]) == (["c", "a"], False)
-        answer = await world.admin.metadata(pb.MetadataRequest(topics=["x"]), 1e9)
-        assert (list(answer.unknown_topics), answer.answered_by, answer.coordination) == (["x"], 1, "connected")
-        assert [(broker.id, broker.address, broker.incarnation) for broker in answer.brokers] == [
-            (n, f"b{n}:1", 1) for n in (1, 2, 3)
-        ]
-
-    run(scenario, "a", "b", "c", "__own")
+@real_time
+async def test_all_topics_are_told_in_order_without_the_brokers_own_and_those_asked_for_beside_them() -> None:
+    world = World("a", "b", "c", "__own")
+    assert await world.names(all_topics=True) == (["a", "b", "c"], False)
+    assert await world.names(all_topics=True, after="a") == (["b", "c"], False)
+    assert await world.names(all_topics=True, after="b", topics=["a"]) == (["c", "a"], False)
+    assert await world.names(topics=["c", "x", "a"]) == (["c", "a"], False)
+    answer = await world.admin.metadata(pb.MetadataRequest(topics=["x"]), 1e9)
+    assert (list(answer.unknown_topics), answer.answered_by, answer.coordination) == (["x"], 1, "connected")
+    assert [(broker.id, broker.address, broker.incarnation) for broker in answer.brokers] == [
+        (n, f"b{n}:1", 1) for n in (1, 2, 3)
+    ]
 
 
 # ---------------------------------------------------------------- until leaders serve
 
 
-def test_a_topic_of_records_is_told_with_the_columns_of_records_and_a_typed_one_with_its_own() -> None:
-    async def scenario(world: World) -> None:
-        told = await world.admin.topic_info(world.known["t"])
-        assert (told.schema, told.typed) == (schema_to_bytes(SCHEMA), False)
-        typed = await world.admin.topic_info(world.topic("typed", schema=b"as it was stored"))
-        assert (typed.schema, typed.typed) == (b"as it was stored", True)
-
-    run(scenario)
+@real_time
+async def test_a_topic_of_records_is_told_with_the_columns_of_records_and_a_typed_one_with_its_own(
+    world: World,
+) -> None:
+    told = await world.admin.topic_info(world.known["t"])
+    assert (told.schema, told.typed) == (schema_to_bytes(SCHEMA), False)
+    typed = await world.admin.topic_info(world.topic("typed", schema=b"as it was stored"))
+    assert (typed.schema, typed.typed) == (b"as it was stored", True)
