@@ -22,7 +22,7 @@ from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol.errors import InvalidSetting, StorageFailed
 from tests.coroutines import real_time
-from tests.mq_broker.storage.bed import DEADLINE_S, PLACE, Bed, Heard, frame_of, frames_of, on_a_bed
+from tests.mq_broker.storage.bed import DEADLINE_S, PLACE, Bed, Heard, frame_of, frames_of
 
 HOLDER = """
 import sys, time
@@ -138,8 +138,9 @@ def held(directory: DataDirectory) -> list[str]:
     return sorted(path.name for path in (directory.path / "partitions").iterdir())
 
 
-def test_journals_are_opened_and_deleted(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_journals_are_opened_and_deleted(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         directory = DataDirectory.open(tmp_path / "data", 1)
         assert held(directory) == []
         for durability in ("fsync", "os", "memory"):
@@ -162,8 +163,6 @@ def test_journals_are_opened_and_deleted(tmp_path: Path) -> None:
         with pytest.raises(InvalidSetting, match="durability=disk: there are fsync, os, memory"):
             directory.open_journal(Place("a", 0), "disk", 1, Heard(), bed.writer)
         directory.close()
-
-    on_a_bed(test, tmp_path)
 
 
 def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start_or_the_next_deletion(tmp_path: Path) -> None:
@@ -240,7 +239,8 @@ def test_a_directory_of_a_newer_format_is_refused_and_left_alone(tmp_path: Path)
     assert (tmp_path / "broker.json").read_text() == written
 
 
-def test_the_lock_is_held_for_as_long_as_a_journal_is_being_shortened(tmp_path: Path) -> None:
+@real_time
+async def test_the_lock_is_held_for_as_long_as_a_journal_is_being_shortened(tmp_path: Path) -> None:
     reached, go_on = threading.Event(), threading.Event()
 
     class SlowFiles(OsFiles):
@@ -250,7 +250,7 @@ def test_the_lock_is_held_for_as_long_as_a_journal_is_being_shortened(tmp_path: 
                 assert go_on.wait(DEADLINE_S)
             super().replace(path, data)
 
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path) as bed:
         directory = DataDirectory.open(tmp_path / "data", 1)
         bed.writer.files = SlowFiles()
         heard = Heard()
@@ -270,5 +270,3 @@ def test_the_lock_is_held_for_as_long_as_a_journal_is_being_shortened(tmp_path: 
         assert (opened.journal.first_index, opened.journal.last_index, opened.damaged) == (7, 9, "")
         await opened.journal.close()
         directory.close()
-
-    on_a_bed(test, tmp_path)
