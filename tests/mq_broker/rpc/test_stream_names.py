@@ -21,7 +21,8 @@ from mq_protocol.methods import Kind as MethodKind
 from mq_protocol.pem import context, read
 from mq_protocol.rights import Kind as Resource
 from mq_protocol.rights import Operation
-from tests.mq_broker.rpc.streaming import Served, batch, connected, opening, run, server_tls
+from tests.coroutines import real_time
+from tests.mq_broker.rpc.streaming import Served, batch, connected, opening, server_tls, serving
 from tests.securing import Certs
 
 STREAMS = [name for name, method in BROKER.methods.items() if method.kind is not MethodKind.UNARY]
@@ -97,14 +98,14 @@ def test_a_brokers_certificate_is_no_users_and_a_revoked_certificate_is_known_by
     asyncio.run(main())
 
 
-def test_nobody_is_served_without_a_certificate_or_by_an_older_tls(tmp_path: Path) -> None:
+@real_time
+async def test_nobody_is_served_without_a_certificate_or_by_an_older_tls(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs", 1)
     nobody = ssl.create_default_context(cafile=str(certs.path / "ca.crt"))
     older = context(read(certs.user("etl").files()), server=False)
     older.minimum_version = ssl.TLSVersion.TLSv1_2
     older.maximum_version = ssl.TLSVersion.TLSv1_2
-
-    async def scenario(served: Served) -> None:
+    async with serving(tls=server_tls(certs)) as served:
         async with connected(served) as plain:
             plain.say([PREAMBLE], opening())
             assert await plain.reader.read() == b"" or served.service.begun == 0
@@ -117,17 +118,13 @@ def test_nobody_is_served_without_a_certificate_or_by_an_older_tls(tmp_path: Pat
                 assert await client.hear() is None
         assert served.service.begun == 0
 
-    run(scenario, tls=server_tls(certs))
 
-
-def test_who_may_not_ask_is_told_before_anything_is_asked_in_any_method() -> None:
+@real_time
+async def test_who_may_not_ask_is_told_before_anything_is_asked_in_any_method() -> None:
     authority = judged()
     authority.take(2, RuleBook(()), Revoked(names=frozenset({"User:ANONYMOUS"})), Tokens())
-
-    async def scenario(served: Served) -> None:
+    async with serving(authority) as served:
         for method in BROKER.methods:
             async with connected(served) as client:
                 client.say([PREAMBLE], opening(method))
                 assert isinstance(await client.refused(), NotAuthenticated)
-
-    run(scenario, authority)

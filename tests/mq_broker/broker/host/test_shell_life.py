@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 
 from mq_broker.broker.host import shell as shells
-from mq_broker.broker.host.partition import Partition
-from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.core.messages import LeaderName
 from mq_protocol.errors import IncompatibleVersion, StorageFailed
 from tests.coroutines import real_time
-from tests.mq_broker.broker.host.test_partition_life import run
+from tests.mq_broker.broker.host.test_partition_life import led
 from tests.mq_broker.broker.host.test_shell import HERE, ID, shell, until
 
 
-def test_who_lost_its_session_is_not_live_itself_and_the_others_are(tmp_path: Path) -> None:
-    async def scenario(broker: Shell, partition: Partition) -> None:
+@real_time
+async def test_who_lost_its_session_is_not_live_itself_and_the_others_are(tmp_path: Path) -> None:
+    async with led(tmp_path) as (broker, partition):
         broker.brokers_seen((LeaderName(1, 1), LeaderName(2, 1)))
         assert [broker.is_live(number) for number in (1, 2, 3)] == [True, True, False]
         assert partition.leading
@@ -27,11 +26,11 @@ def test_who_lost_its_session_is_not_live_itself_and_the_others_are(tmp_path: Pa
         assert [broker.is_live(number) for number in (1, 2, 3)] == [False, True, False]
         assert not partition.leading
 
-    run(tmp_path, scenario)
 
+@real_time
+async def test_the_first_failure_stops_the_broker_and_later_ones_change_nothing(tmp_path: Path) -> None:
+    async with led(tmp_path) as (broker, _partition):
 
-def test_the_first_failure_stops_the_broker_and_later_ones_change_nothing(tmp_path: Path) -> None:
-    async def scenario(broker: Shell, _partition: Partition) -> None:
         async def broken() -> None:
             raise ZeroDivisionError
 
@@ -39,31 +38,30 @@ def test_the_first_failure_stops_the_broker_and_later_ones_change_nothing(tmp_pa
         broker.fail(KeyError("later"))
         assert isinstance(broker.failure.exception(), ZeroDivisionError)
 
-    run(tmp_path, scenario)
 
-
-def test_a_broker_that_is_too_old_for_the_cluster_says_so_in_a_line_and_stops(
+@real_time
+async def test_a_broker_that_is_too_old_for_the_cluster_says_so_in_a_line_and_stops(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(broker: Shell, _partition: Partition) -> None:
+    async with led(tmp_path) as (broker, _partition):
+
         async def follow() -> None:
             raise IncompatibleVersion("the cluster is at level 9 of features: start a release that knows it")
 
         broker.spawn(follow(), "follow brokers")
         with pytest.raises(IncompatibleVersion):
             await broker.failure
-
-    run(tmp_path, scenario)
     (told,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert told.exc_info is None
     assert told.getMessage().endswith("start a release that knows it")
 
 
 @pytest.mark.parametrize("same_cluster", [True, False])
-def test_what_a_deleted_topic_held_is_removed_unless_the_cluster_is_another(
+@real_time
+async def test_what_a_deleted_topic_held_is_removed_unless_the_cluster_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, same_cluster: bool
 ) -> None:
-    async def scenario(broker: Shell, _partition: Partition) -> None:
+    async with led(tmp_path) as (broker, _partition):
         files = tmp_path / "data" / "partitions" / f"{ID}-0"
         assert files.exists()
 
@@ -76,8 +74,6 @@ def test_what_a_deleted_topic_held_is_removed_unless_the_cluster_is_another(
         await until(lambda: not broker._settling)
         assert files.exists() is not same_cluster
         assert any("holds another cluster now" in words for words in caplog.messages) is not same_cluster
-
-    run(tmp_path, scenario)
 
 
 @real_time
