@@ -329,29 +329,26 @@ async def test_a_right_that_is_taken_away_is_gone_on_streams_that_are_passed_on(
 # ------------------------------------------------------------------ bounds
 
 
-def test_who_reads_nothing_holds_little_of_the_memory_and_holds_nobody_up(zookeeper: str, tmp_path: Path) -> None:
+@real_time
+async def test_who_reads_nothing_holds_little_of_the_memory_and_holds_nobody_up(zookeeper: str, tmp_path: Path) -> None:
     batches, batch_rows = 40, 60_000
     some_messages = 16 << 20
-
-    async def main() -> None:
-        async with pair(zookeeper, tmp_path, secure=False) as made, made.for_two() as two:
-            for number in range(batches):
-                await two.produce("t", *range(number * batch_rows, (number + 1) * batch_rows))
-            end = batches * batch_rows
-            request = pb.FetchRequest(topic="t", start_offset=0, end_offset=end)
-            slow = await two.channel.begin("Fetch", request)
-            data = await slow.read()
-            assert data is not None
-            first = unpack(decode(data, pb.BatchesHeader))
-            found = await two.fetch("t", 0, end)
-            assert sum(stored.record_count for stored, _ in found) == end, "another one is not held up"
-            async with made.to() as one:
-                held = (await one.ask("Observe", pb.ObserveRequest())).values["client_memory_bytes"]
-            assert 0 < held <= some_messages
-            assert sum(stored.payload_bytes for stored, _ in found) > 2 * some_messages
-            left = [*first]
-            while (data := await slow.read()) is not None:
-                left += unpack(decode(data, pb.BatchesHeader))
-            assert left == found
-
-    asyncio.run(main())
+    async with pair(zookeeper, tmp_path, secure=False) as made, made.for_two() as two:
+        for number in range(batches):
+            await two.produce("t", *range(number * batch_rows, (number + 1) * batch_rows))
+        end = batches * batch_rows
+        request = pb.FetchRequest(topic="t", start_offset=0, end_offset=end)
+        slow = await two.channel.begin("Fetch", request)
+        data = await slow.read()
+        assert data is not None
+        first = unpack(decode(data, pb.BatchesHeader))
+        found = await two.fetch("t", 0, end)
+        assert sum(stored.record_count for stored, _ in found) == end, "another one is not held up"
+        async with made.to() as one:
+            held = (await one.ask("Observe", pb.ObserveRequest())).values["client_memory_bytes"]
+        assert 0 < held <= some_messages
+        assert sum(stored.payload_bytes for stored, _ in found) > 2 * some_messages
+        left = [*first]
+        while (data := await slow.read()) is not None:
+            left += unpack(decode(data, pb.BatchesHeader))
+        assert left == found

@@ -76,28 +76,25 @@ async def test_a_place_ends_with_its_stream_however_that_ends(tmp_path: Path) ->
         await streams[2].task
 
 
-def test_a_stream_speaks_while_its_place_stands_waiting_or_held(
+@real_time
+async def test_a_stream_speaks_while_its_place_stands_waiting_or_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CoordinationService, "lock_silence_ms", 200)
-
-    async def main() -> None:
-        coordination = await started(tmp_path)
-        locks = Locks(coordination)
-        holder, waiter = Stream(locks, wanted()), Stream(locks, wanted())
-        async with asyncio.timeout(WAIT_S):
-            await holder.token()  # a busy machine may be told that it waits before
-            held = [await holder.answers.get() for _ in range(3)]
-            waiting = [await waiter.answers.get() for _ in range(4)]
-        assert {answer.silence_ms for answer in held + waiting} == {200}
-        assert [bool(answer.token) for answer in held] == [True] * 3
-        assert [answer.token for answer in waiting] == [0] * 4
-        await holder.finish()
-        await waiter.token()
-        await waiter.finish()
-        await coordination.stop()
-
-    asyncio.run(main())
+    coordination = await started(tmp_path)
+    locks = Locks(coordination)
+    holder, waiter = Stream(locks, wanted()), Stream(locks, wanted())
+    async with asyncio.timeout(WAIT_S):
+        await holder.token()  # a busy machine may be told that it waits before
+        held = [await holder.answers.get() for _ in range(3)]
+        waiting = [await waiter.answers.get() for _ in range(4)]
+    assert {answer.silence_ms for answer in held + waiting} == {200}
+    assert [bool(answer.token) for answer in held] == [True] * 3
+    assert [answer.token for answer in waiting] == [0] * 4
+    await holder.finish()
+    await waiter.token()
+    await waiter.finish()
+    await coordination.stop()
 
 
 @real_time

@@ -20,7 +20,6 @@ from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: 
 from tests.mq_broker.broker.queues.members import Member, ranges
 from tests.mq_broker.broker.queues.spoken import ack, speaking
 from tests.mq_broker.broker.test_cursors import cursors, is_at, move
-from tests.virtual.world import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -67,7 +66,8 @@ async def is_led_and_at(broker: Broker, offset: int) -> bool:
     return bool(await broker.end("t")) and await is_at(broker, offset)
 
 
-def test_a_querys_cursor_is_moved_by_its_user_and_by_a_superuser_who_does_not_take_it(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_querys_cursor_is_moved_by_its_user_and_by_a_superuser_who_does_not_take_it(tmp_path: Path) -> None:
     attempts: list[dict[str, Any]] = [
         {},
         {"kind": "consumer", "member_id": "m"},
@@ -75,25 +75,21 @@ def test_a_querys_cursor_is_moved_by_its_user_and_by_a_superuser_who_does_not_ta
         {"kind": "", "reset": True},
         {"kind": "", "reset": True, "unless_read": True},
     ]
-
-    async def main() -> None:
-        async with with_both(tmp_path) as (root, ann, bob):
-            await moved(root, 1, reset=True)  # before the query is there
-            await moved(ann, 4)
-            await moved(root, 5)
-            await moved(root, 3, kind="", reset=True)
-            for fields in attempts:
-                with pytest.raises(PermissionDenied, match="query of another user"):
-                    await moved(bob, 9, **fields)
-                assert await cursors(root) == [(3, "spark")], fields
-            await moved(ann, 2)
-            await moved(ann, 6, reset=True)
-            assert await cursors(root) == [(6, "spark")]
-            reason = "the cursor is of another user's query, who moved it first"
-            expected = [(BOB, "MoveCursors", "Read", "group 'g'", reason)] * len(attempts)
-            await until(lambda: are_denied(tmp_path, expected))
-
-    in_virtual_time(main())
+    async with with_both(tmp_path) as (root, ann, bob):
+        await moved(root, 1, reset=True)  # before the query is there
+        await moved(ann, 4)
+        await moved(root, 5)
+        await moved(root, 3, kind="", reset=True)
+        for fields in attempts:
+            with pytest.raises(PermissionDenied, match="query of another user"):
+                await moved(bob, 9, **fields)
+            assert await cursors(root) == [(3, "spark")], fields
+        await moved(ann, 2)
+        await moved(ann, 6, reset=True)
+        assert await cursors(root) == [(6, "spark")]
+        reason = "the cursor is of another user's query, who moved it first"
+        expected = [(BOB, "MoveCursors", "Read", "group 'g'", reason)] * len(attempts)
+        await until(lambda: are_denied(tmp_path, expected))
 
 
 @virtual_time

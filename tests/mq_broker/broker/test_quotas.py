@@ -27,7 +27,7 @@ from mq_protocol.errors import (
 from mq_protocol.methods import BROKER
 from mq_protocol.quotas import Quota
 from tests.by_grpc import from_call
-from tests.coroutines import virtual_time
+from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, Broker, numbers_in, standalone, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.queues.members import of
@@ -188,7 +188,8 @@ async def test_streams_above_the_quota_are_refused_by_name(tmp_path: Path) -> No
         assert await until(lambda: greedy.fetch("t", 0, 1)), "streams that are over do not count"
 
 
-def test_connections_above_the_quota_are_refused_by_name(tmp_path: Path) -> None:
+@real_time
+async def test_connections_above_the_quota_are_refused_by_name(tmp_path: Path) -> None:
     """By gRPC, where one carries many calls. Those of a host that carry one each count as one."""
     address = f"127.0.0.1:{free_port()}"
 
@@ -208,17 +209,14 @@ def test_connections_above_the_quota_are_refused_by_name(tmp_path: Path) -> None
             raise from_call(error, "") from error
         return channel
 
-    async def main() -> None:
-        async with served(tmp_path, grpc=address) as (root, _, modest):
-            await limit(root, GREEDY, connections=2)
-            channels = [await lock(name) for name in ("a", "b")]
-            with pytest.raises(QuotaExceeded, match="has 2 connections in use at this broker"):
-                await lock("c")
-            await modest.end("t")
-            for channel in channels:
-                await channel.close(None)
-
-    asyncio.run(main())
+    async with served(tmp_path, grpc=address) as (root, _, modest):
+        await limit(root, GREEDY, connections=2)
+        channels = [await lock(name) for name in ("a", "b")]
+        with pytest.raises(QuotaExceeded, match="has 2 connections in use at this broker"):
+            await lock("c")
+        await modest.end("t")
+        for channel in channels:
+            await channel.close(None)
 
 
 @virtual_time

@@ -22,7 +22,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.errors import PermissionDenied, RequestTooLarge
 from mq_protocol.limits import REQUEST_RULES_MAX
-from tests.coroutines import virtual_time
+from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.cluster import Broker, rows, shared, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.test_taking_rights_away import (
@@ -144,7 +144,8 @@ async def test_a_document_that_cannot_be_read_leaves_revoked_who_was_and_a_new_s
             await As(again, ETL).metadata("t")
 
 
-def test_one_certificate_is_revoked_by_its_serial_and_its_user_may_have_another(tmp_path: Path) -> None:
+@real_time
+async def test_one_certificate_is_revoked_by_its_serial_and_its_user_may_have_another(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs", 1)
     admin, former = certs.user("admin"), certs.user("etl")
     renewed = certs.security_of(certs.authority.client("etl"), "renewed")
@@ -181,11 +182,8 @@ def test_one_certificate_is_revoked_by_its_serial_and_its_user_may_have_another(
             with pytest.raises(InvalidRequest, match="lock out"):
                 root.revoke(f"{own.serial_number:x}")
 
-    async def main() -> None:
-        broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data", certs=certs.path)).start()
-        try:
-            await asyncio.to_thread(job, broker.address)
-        finally:
-            await broker.stop()
-
-    asyncio.run(main())
+    broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data", certs=certs.path)).start()
+    try:
+        await asyncio.to_thread(job, broker.address)
+    finally:
+        await broker.stop()

@@ -284,26 +284,25 @@ def test_a_broadcast_group_is_joined_by_who_may_read_the_group(tmp_path: Path) -
     in_virtual_time(main())
 
 
-def test_topics_are_made_together_by_who_may_make_each_and_nobody_else_hears_which_are_there(tmp_path: Path) -> None:
+@virtual_time
+async def test_topics_are_made_together_by_who_may_make_each_and_nobody_else_hears_which_are_there(
+    tmp_path: Path,
+) -> None:
     who = "User:maker"
-
-    async def main() -> None:
-        async with judging(tmp_path) as broker:
-            root, maker = As(broker, ROOT), As(broker, who)
-            await root.create_topic("hidden-there")
-            await root.allow(
-                pb.AclRule(principal=who, operation="Create", kind="Topic", name="mine-", prefix=True),
-                pb.AclRule(principal=who, operation="Describe", kind="Topic", name="seen"),
-            )
-            told = []
-            for other in ("hidden-there", "hidden-none", "seen"):
-                topics = [pb.CreateTopicRequest(name=name, partitions=1, replicas=1) for name in ("mine-1", other)]
-                with pytest.raises(PermissionDenied) as denied:
-                    await maker.ask("CreateTopics", pb.CreateTopicsRequest(topics=topics))
-                told.append(str(denied.value).replace(other, ""))
-            assert len(set(told)) == 1, told
-            assert {topic.name for topic in (await root.metadata()).topics} == {"hidden-there"}
-            made = await maker.ask("CreateTopics", pb.CreateTopicsRequest(topics=topics[:1]))
-            assert [each.error.code for each in made.topics] == [0]
-
-    in_virtual_time(main())
+    async with judging(tmp_path) as broker:
+        root, maker = As(broker, ROOT), As(broker, who)
+        await root.create_topic("hidden-there")
+        await root.allow(
+            pb.AclRule(principal=who, operation="Create", kind="Topic", name="mine-", prefix=True),
+            pb.AclRule(principal=who, operation="Describe", kind="Topic", name="seen"),
+        )
+        told = []
+        for other in ("hidden-there", "hidden-none", "seen"):
+            topics = [pb.CreateTopicRequest(name=name, partitions=1, replicas=1) for name in ("mine-1", other)]
+            with pytest.raises(PermissionDenied) as denied:
+                await maker.ask("CreateTopics", pb.CreateTopicsRequest(topics=topics))
+            told.append(str(denied.value).replace(other, ""))
+        assert len(set(told)) == 1, told
+        assert {topic.name for topic in (await root.metadata()).topics} == {"hidden-there"}
+        made = await maker.ask("CreateTopics", pb.CreateTopicsRequest(topics=topics[:1]))
+        assert [each.error.code for each in made.topics] == [0]

@@ -112,7 +112,8 @@ def test_a_configuration_that_cannot_be_is_refused_by_option(tmp_path: Path) -> 
     assert not BrokerConfig(1, "0.0.0.0:0", tmp_path, insecure=True).address(7).startswith("0.0.0.0")
 
 
-def test_a_broker_told_to_stop_while_it_recovers_does_not_wait_for_that(
+@real_time
+async def test_a_broker_told_to_stop_while_it_recovers_does_not_wait_for_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opening, go_on = threading.Event(), threading.Event()
@@ -122,23 +123,20 @@ def test_a_broker_told_to_stop_while_it_recovers_does_not_wait_for_that(
         assert go_on.wait(DEADLINE_S)
         return recover(*what, **how)
 
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.produce("t", 1)
-        with monkeypatch.context() as patch:
-            patch.setattr("mq_broker.storage.opening.opening.recover", long_recovery)
-            stop = asyncio.Event()
-            serving = asyncio.create_task(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), stop=stop))
-            assert await asyncio.to_thread(opening.wait, DEADLINE_S)
-            stop.set()
-            await asyncio.wait_for(serving, DEADLINE_S / 2)
-            go_on.set()
-        again = await until(lambda: _started(tmp_path))
-        assert await until(lambda: again.numbers("t")) == [1]
-        await again.stop()
-
-    asyncio.run(scenario())
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        await broker.produce("t", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("mq_broker.storage.opening.opening.recover", long_recovery)
+        stop = asyncio.Event()
+        serving = asyncio.create_task(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), stop=stop))
+        assert await asyncio.to_thread(opening.wait, DEADLINE_S)
+        stop.set()
+        await asyncio.wait_for(serving, DEADLINE_S / 2)
+        go_on.set()
+    again = await until(lambda: _started(tmp_path))
+    assert await until(lambda: again.numbers("t")) == [1]
+    await again.stop()
 
 
 def test_a_broker_ends_with_the_error_of_a_part_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,32 +96,29 @@ BAD = {
 }
 
 
-def test_who_has_no_good_token_is_told_nothing_by_any_method_and_the_audit_log_says_why(
+@real_time
+async def test_who_has_no_good_token_is_told_nothing_by_any_method_and_the_audit_log_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[bytes] = []
     monkeypatch.setattr(bounds, "parse", lambda data, _kind: parsed.append(data))
     monkeypatch.setattr("mq_broker.security.failures.FAILURES", 10_000)
-
-    async def main() -> None:
-        async with over_tls(tmp_path) as place:
-            for user in ("", "admin"):  # a certificate does not stand in for a token that is not good
-                for token, _ in BAD.values():
-                    async with place.shown(user, token=token) as stranger:
-                        error = await stranger.channel.refusal("Metadata")
-                        assert isinstance(error, NotAuthenticated)
-                        assert str(error) == "not authenticated"
-            async with place.shown(token="abc") as stranger:
-                for method in BROKER.methods:
-                    assert isinstance(await stranger.channel.refusal(method), NotAuthenticated), method
-                for method in PEER.methods.keys() - BROKER.methods.keys():
-                    assert isinstance(await stranger.channel.refusal(method), InvalidRequest), method
-        for _, why in BAD.values():
-            await asyncio.to_thread(place.wait_until_audited, why, "Metadata")
-        assert not [line for line in (place.data / "audit.log").read_text().splitlines() if "a" * 40 in line]
-        assert not parsed
-
-    asyncio.run(main())
+    async with over_tls(tmp_path) as place:
+        for user in ("", "admin"):  # a certificate does not stand in for a token that is not good
+            for token, _ in BAD.values():
+                async with place.shown(user, token=token) as stranger:
+                    error = await stranger.channel.refusal("Metadata")
+                    assert isinstance(error, NotAuthenticated)
+                    assert str(error) == "not authenticated"
+        async with place.shown(token="abc") as stranger:
+            for method in BROKER.methods:
+                assert isinstance(await stranger.channel.refusal(method), NotAuthenticated), method
+            for method in PEER.methods.keys() - BROKER.methods.keys():
+                assert isinstance(await stranger.channel.refusal(method), InvalidRequest), method
+    for _, why in BAD.values():
+        await asyncio.to_thread(place.wait_until_audited, why, "Metadata")
+    assert not [line for line in (place.data / "audit.log").read_text().splitlines() if "a" * 40 in line]
+    assert not parsed
 
 
 @real_time

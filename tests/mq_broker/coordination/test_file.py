@@ -90,26 +90,26 @@ async def test_the_document_is_on_disk_when_the_answer_comes(tmp_path: Path) -> 
     await service.stop()
 
 
-def test_a_write_that_outlives_its_process_keeps_others_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_a_write_that_outlives_its_process_keeps_others_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, go_on = file_module._store, threading.Event()
 
     def held(*document: object) -> None:
         assert go_on.wait(20.0)
         store(*document)  # type: ignore[arg-type]
 
-    async def main() -> None:
-        service = CoordinationService(FileStore(tmp_path))
-        await service.start(Heard())
-        monkeypatch.setattr(file_module, "_store", held)
-        monkeypatch.setattr(file_module, "WRITE_TIMEOUT_S", 0.05)
-        with pytest.raises(CoordinationUnavailable):
-            await service.begin_life(1)
-        await service.stop()
-        with pytest.raises(InvalidRequest, match="another process"):
-            await CoordinationService(FileStore(tmp_path)).start(Heard())
-        go_on.set()
-
-    asyncio.run(main())
+    service = CoordinationService(FileStore(tmp_path))
+    await service.start(Heard())
+    monkeypatch.setattr(file_module, "_store", held)
+    monkeypatch.setattr(file_module, "WRITE_TIMEOUT_S", 0.05)
+    with pytest.raises(CoordinationUnavailable):
+        await service.begin_life(1)
+    await service.stop()
+    with pytest.raises(InvalidRequest, match="another process"):
+        await CoordinationService(FileStore(tmp_path)).start(Heard())
+    go_on.set()
 
 
 def test_a_document_of_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:

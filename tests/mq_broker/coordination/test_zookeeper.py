@@ -435,42 +435,39 @@ async def test_a_tree_that_somebody_has_removed_is_not_taken_for_an_empty_one(zo
                 await asked
 
 
-def test_what_cannot_be_read_is_told_once_and_is_not_taken_for_what_is_not_there(
+@real_time
+async def test_what_cannot_be_read_is_told_once_and_is_not_taken_for_what_is_not_there(
     zookeeper: str, root: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, "mq_broker.coordination")
     one, two = BrokerRegistration(1, 1, "h:1"), BrokerRegistration(2, 1, "h:2")
     other = replace(TOPIC, name="others", topic_id=id_of("2"))
-
-    async def scenario() -> None:
-        async with session(zookeeper, root) as first, session(zookeeper, root) as second:
-            for service, registration in ((first, one), (second, two)):
-                assert await service.begin_life(registration.broker) == 1
-                await service.register(registration)
-            for topic in (TOPIC, other):
-                await first.create_topic(topic, (state_of(),))
-            paths = [f"{root}/{path}" for path in ("topics/orders", f"states/{id_of('1')}/0", "brokers/live/2")]
-            with stranger(zookeeper) as client:
-                before = [client.get(path)[0] for path in paths]
-                for path, data in zip(paths, (b"{", b"[]", b"\xff"), strict=True):
-                    client.set(path, data)
-                for _ in range(2):
-                    changes = await first.topic_changes(-1)
-                    assert (changes.present, changes.unreadable, changes.gone) == ({"others": other}, ("orders",), ())
-                    assert await first.brokers() == {1: one}
-                    with pytest.raises(
-                        CoordinationUnavailable, match=r"states/\w+/0 does not hold .* Put back what was there"
-                    ):
-                        await first.read_state(id_of("1"), 0)
-                    with pytest.raises(CoordinationUnavailable, match="topics/orders does not hold"):
-                        await first.read_topic("orders")
-                assert [path for path in paths if sum(path in r.getMessage() for r in caplog.records) != 1] == []
-                await second.register(two)
-                assert await first.brokers() == {1: one, 2: two}, "who is registered there writes it anew"
-                for path, data in zip(paths, before, strict=True):
-                    client.set(path, data)
-            again = await first.topic_changes(changes.version)
-            assert again.present == {"orders": TOPIC, "others": other}, "asked for all of them, until none is damaged"
-            assert await first.read_state(id_of("1"), 0) is not None
-
-    asyncio.run(scenario())
+    async with session(zookeeper, root) as first, session(zookeeper, root) as second:
+        for service, registration in ((first, one), (second, two)):
+            assert await service.begin_life(registration.broker) == 1
+            await service.register(registration)
+        for topic in (TOPIC, other):
+            await first.create_topic(topic, (state_of(),))
+        paths = [f"{root}/{path}" for path in ("topics/orders", f"states/{id_of('1')}/0", "brokers/live/2")]
+        with stranger(zookeeper) as client:
+            before = [client.get(path)[0] for path in paths]
+            for path, data in zip(paths, (b"{", b"[]", b"\xff"), strict=True):
+                client.set(path, data)
+            for _ in range(2):
+                changes = await first.topic_changes(-1)
+                assert (changes.present, changes.unreadable, changes.gone) == ({"others": other}, ("orders",), ())
+                assert await first.brokers() == {1: one}
+                with pytest.raises(
+                    CoordinationUnavailable, match=r"states/\w+/0 does not hold .* Put back what was there"
+                ):
+                    await first.read_state(id_of("1"), 0)
+                with pytest.raises(CoordinationUnavailable, match="topics/orders does not hold"):
+                    await first.read_topic("orders")
+            assert [path for path in paths if sum(path in r.getMessage() for r in caplog.records) != 1] == []
+            await second.register(two)
+            assert await first.brokers() == {1: one, 2: two}, "who is registered there writes it anew"
+            for path, data in zip(paths, before, strict=True):
+                client.set(path, data)
+        again = await first.topic_changes(changes.version)
+        assert again.present == {"orders": TOPIC, "others": other}, "asked for all of them, until none is damaged"
+        assert await first.read_state(id_of("1"), 0) is not None

@@ -222,7 +222,8 @@ async def test_brokers_with_and_without_a_credential_work_together_until_the_clu
         assert await asyncio.to_thread(open_nodes, zookeeper, root) == []
 
 
-def test_work_that_is_broken_off_anywhere_does_no_harm_and_is_gone_on_with(
+@real_time
+async def test_work_that_is_broken_off_anywhere_does_no_harm_and_is_gone_on_with(
     zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As kill -9 of the command: what it keeps is in ZooKeeper alone."""
@@ -249,27 +250,24 @@ def test_work_that_is_broken_off_anywhere_does_no_harm_and_is_gone_on_with(
                 return True
         return False
 
-    async def main() -> None:
-        async with session(zookeeper, root) as old:
-            await make_one_of_each(old)
-        async with session(zookeeper, root, OURS) as broker, session(zookeeper, root, OURS) as watching:
-            for turn, count in enumerate((0, 2, 8)):
-                assert await broken_off_after(count)
-                await told(broker, "closing")
-                topic = TopicSpec(f"t{turn}", id_of(f"{turn}"), ((1,),))
-                await broker.create_topic(topic, (state_of(),))
-                assert f"t{turn}" in await watching.topics()
-                async with session(zookeeper, root, OURS) as restarted:
-                    assert (await restarted.write_state(topic.topic_id, 0, 0, state_of()))[0] is CasOutcome.DONE
-                with pytest.raises(CoordinationUnavailable):
-                    async with session(zookeeper, root, OTHER):
-                        pass
-            assert await asyncio.to_thread(open_nodes, zookeeper, root) != []
-            assert not await broken_off_after(1_000)
-            await told(broker, "closed")
-            assert await asyncio.to_thread(open_nodes, zookeeper, root) == []
-
-    asyncio.run(main())
+    async with session(zookeeper, root) as old:
+        await make_one_of_each(old)
+    async with session(zookeeper, root, OURS) as broker, session(zookeeper, root, OURS) as watching:
+        for turn, count in enumerate((0, 2, 8)):
+            assert await broken_off_after(count)
+            await told(broker, "closing")
+            topic = TopicSpec(f"t{turn}", id_of(f"{turn}"), ((1,),))
+            await broker.create_topic(topic, (state_of(),))
+            assert f"t{turn}" in await watching.topics()
+            async with session(zookeeper, root, OURS) as restarted:
+                assert (await restarted.write_state(topic.topic_id, 0, 0, state_of()))[0] is CasOutcome.DONE
+            with pytest.raises(CoordinationUnavailable):
+                async with session(zookeeper, root, OTHER):
+                    pass
+        assert await asyncio.to_thread(open_nodes, zookeeper, root) != []
+        assert not await broken_off_after(1_000)
+        await told(broker, "closed")
+        assert await asyncio.to_thread(open_nodes, zookeeper, root) == []
 
 
 @real_time

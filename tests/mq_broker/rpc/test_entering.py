@@ -3,7 +3,6 @@ alone."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ssl
 import time
@@ -293,41 +292,37 @@ def badge(user: str) -> pb.CallOpen:
     return pb.CallOpen(method="Metadata", token=f"badge-{user}")
 
 
-def test_each_call_is_that_of_the_token_which_it_shows_and_of_the_certificate_without_one(tmp_path: Path) -> None:
+@real_time
+async def test_each_call_is_that_of_the_token_which_it_shows_and_of_the_certificate_without_one(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs", 1)
     tls = context(read(certs.user("ann").files()), server=False)
-
-    async def scenario() -> None:
-        async with for_clients(server_tls(certs)) as there, connected(there.served, tls) as client:
-            client.say([PREAMBLE])
-            for token in ("badge-etl", "", "badge-bob", ""):
-                client.say(asking("Metadata", token=token))
-                await client.hear_answer()
-                await client.hear_end()
-            seen = [(who, port) for who, _, _, port in there.asked]
-            assert seen == [
-                ("User:etl", ClientPort(tls=True, token=True)),
-                ("User:ann", ClientPort(tls=True)),
-                ("User:bob", ClientPort(tls=True, token=True)),
-                ("User:ann", ClientPort(tls=True)),
-            ]
-            client.say(asking("Metadata", token="other"))
-            assert str(await client.refused()) == NotAuthenticated.NO_MORE
-
-    asyncio.run(scenario())
+    async with for_clients(server_tls(certs)) as there, connected(there.served, tls) as client:
+        client.say([PREAMBLE])
+        for token in ("badge-etl", "", "badge-bob", ""):
+            client.say(asking("Metadata", token=token))
+            await client.hear_answer()
+            await client.hear_end()
+        seen = [(who, port) for who, _, _, port in there.asked]
+        assert seen == [
+            ("User:etl", ClientPort(tls=True, token=True)),
+            ("User:ann", ClientPort(tls=True)),
+            ("User:bob", ClientPort(tls=True, token=True)),
+            ("User:ann", ClientPort(tls=True)),
+        ]
+        client.say(asking("Metadata", token="other"))
+        assert str(await client.refused()) == NotAuthenticated.NO_MORE
 
 
-def test_where_a_token_is_demanded_nobody_is_served_without_and_in_plain_text_none_is_believed(tmp_path: Path) -> None:
+@real_time
+async def test_where_a_token_is_demanded_nobody_is_served_without_and_in_plain_text_none_is_believed(
+    tmp_path: Path,
+) -> None:
     certs = Certs(tmp_path / "certs", 1)
     tls = context(read(certs.user("ann").files()), server=False)
-
-    async def scenario() -> None:
-        async with for_clients(server_tls(certs), demands_token=True) as there:
-            assert (await there.answers(badge("etl"), tls))[0] == "User:etl"
-            for wrong in (pb.CallOpen(method="Metadata"), pb.CallOpen(method="Metadata", token="badge- \n")):
-                assert str(await there.refuses(wrong, tls)) == NotAuthenticated.NO_MORE
-        async with for_clients() as there:
-            assert isinstance(await there.refuses(badge("etl")), NotAuthenticated)
-            assert there.asked == []
-
-    asyncio.run(scenario())
+    async with for_clients(server_tls(certs), demands_token=True) as there:
+        assert (await there.answers(badge("etl"), tls))[0] == "User:etl"
+        for wrong in (pb.CallOpen(method="Metadata"), pb.CallOpen(method="Metadata", token="badge- \n")):
+            assert str(await there.refuses(wrong, tls)) == NotAuthenticated.NO_MORE
+    async with for_clients() as there:
+        assert isinstance(await there.refuses(badge("etl")), NotAuthenticated)
+        assert there.asked == []

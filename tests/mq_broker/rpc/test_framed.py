@@ -91,22 +91,19 @@ def test_much_that_is_no_hello_is_answered_as_little_and_the_log_shows_no_defect
     assert [each.message for each in errors] == []
 
 
-def test_a_hello_that_is_cut_off_anywhere_opens_nothing() -> None:
+@real_time
+async def test_a_hello_that_is_cut_off_anywhere_opens_nothing() -> None:
     said = framing.preamble() + b"".join(framing.encode(pb.LinkHeader(hello=life().hello(2)).SerializeToString()))
-
-    async def scenario() -> None:
-        two = Node(2)
-        async with nodes(two):
-            for end in range(0, len(said), 9):
-                async with connection(two) as (reader, writer):
-                    writer.write(said[:end])
-                    writer.write_eof()
-                    await closed(reader)
-            await until(lambda: not two.port._tasks)
-            assert two.refusals.counts == {}
-            assert two.heard.events == []
-
-    asyncio.run(scenario())
+    two = Node(2)
+    async with nodes(two):
+        for end in range(0, len(said), 9):
+            async with connection(two) as (reader, writer):
+                writer.write(said[:end])
+                writer.write_eof()
+                await closed(reader)
+        await until(lambda: not two.port._tasks)
+        assert two.refusals.counts == {}
+        assert two.heard.events == []
 
 
 @real_time
@@ -193,19 +190,18 @@ async def test_an_error_within_the_broker_ends_the_link_and_is_logged(caplog: py
     assert "a link failed" in caplog.messages
 
 
-def test_a_broker_that_is_refused_says_why_in_its_log_and_counts_no_refusal(caplog: pytest.LogCaptureFixture) -> None:
+@real_time
+async def test_a_broker_that_is_refused_says_why_in_its_log_and_counts_no_refusal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
-
-    async def scenario() -> None:
-        one, two = Node(1), Node(2, incarnation=3)
-        async with nodes(one, two):
-            one.links.know({2: two.registered})
-            two.links.know({1: PeerAddress(one.address, 7)})  # a later start of it
-            await until(lambda: any("has been started again since this one" in line for line in caplog.messages))
-            assert ("PEER_FORMER_LIFE", 0) in two.refusals.counts
-            assert not one.refusals.counts
-
-    asyncio.run(scenario())
+    one, two = Node(1), Node(2, incarnation=3)
+    async with nodes(one, two):
+        one.links.know({2: two.registered})
+        two.links.know({1: PeerAddress(one.address, 7)})  # a later start of it
+        await until(lambda: any("has been started again since this one" in line for line in caplog.messages))
+        assert ("PEER_FORMER_LIFE", 0) in two.refusals.counts
+        assert not one.refusals.counts
 
 
 @real_time
@@ -245,70 +241,61 @@ async def test_of_what_comes_after_the_end_of_a_link_only_so_much_is_read(monkey
 # ---------------------------------------------------------------------- TLS
 
 
-def test_links_go_over_tls_where_both_ends_are_given_it(tmp_path: Path) -> None:
+@real_time
+async def test_links_go_over_tls_where_both_ends_are_given_it(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs", 1, 2)
     dialled, served = Certificates(certs.path, 1).client_context, Certificates(certs.path, 2).server_context
-
-    async def scenario() -> None:
-        one, two = Node(1, dialled=dialled), Node(2, served=served)
-        async with nodes(one, two):
-            one.knows(two)
-            await one.heard.until(lambda events: events == [("up", 2)])
-            payload = bytes(range(250)) * 20_000
-            for n in range(5):
-                one.send_entries(2, n, payload)
-                two.send_ack(1, n)
-            await two.heard.until(lambda events: len(events) == 6)
-            assert two.heard.events[-1] == ("append", 4, [payload])
-            await one.heard.until(lambda events: ("ack", 4) in events)
-            wire = await connect(two.address)  # without TLS
-            with pytest.raises((Unreachable, PeerRefused)):
-                await asyncio.wait_for(wire.hello(), DEADLINE_S)
-            wire.close()
-
-    asyncio.run(scenario())
+    one, two = Node(1, dialled=dialled), Node(2, served=served)
+    async with nodes(one, two):
+        one.knows(two)
+        await one.heard.until(lambda events: events == [("up", 2)])
+        payload = bytes(range(250)) * 20_000
+        for n in range(5):
+            one.send_entries(2, n, payload)
+            two.send_ack(1, n)
+        await two.heard.until(lambda events: len(events) == 6)
+        assert two.heard.events[-1] == ("append", 4, [payload])
+        await one.heard.until(lambda events: ("ack", 4) in events)
+        wire = await connect(two.address)  # without TLS
+        with pytest.raises((Unreachable, PeerRefused)):
+            await asyncio.wait_for(wire.hello(), DEADLINE_S)
+        wire.close()
 
 
-def test_while_a_cluster_is_being_secured_a_broker_is_linked_at_its_port_in_plain_text(tmp_path: Path) -> None:
+@real_time
+async def test_while_a_cluster_is_being_secured_a_broker_is_linked_at_its_port_in_plain_text(tmp_path: Path) -> None:
     second = Certificates(Certs(tmp_path / "certs", 2).path, 2)
-
-    async def scenario() -> None:
-        two, three = Node(2, dialled=second.client_context, served=second.server_context), Node(3)
-        async with nodes(two, three):
-            two.links.know({2: two.registered, 3: PeerAddress(three.address, 1, plain=True)})
-            three.links.know({2: two.registered, 3: three.registered})
-            await two.heard.until(lambda events: events == [("up", 3)])
-
-    asyncio.run(scenario())
+    two, three = Node(2, dialled=second.client_context, served=second.server_context), Node(3)
+    async with nodes(two, three):
+        two.links.know({2: two.registered, 3: PeerAddress(three.address, 1, plain=True)})
+        three.links.know({2: two.registered, 3: three.registered})
+        await two.heard.until(lambda events: events == [("up", 3)])
 
 
 @pytest.mark.parametrize(("dialler", "acceptor"), [(3, 2), (1, 3)], ids=["dialler", "acceptor"])
-def test_a_link_over_tls_needs_the_certificate_of_the_broker_that_is_claimed(
+@real_time
+async def test_a_link_over_tls_needs_the_certificate_of_the_broker_that_is_claimed(
     tmp_path: Path, dialler: int, acceptor: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     certs = Certs(tmp_path / "certs", 1, 2, 3)
-
-    async def scenario() -> None:
-        one = Node(1, dialled=Certificates(certs.path, dialler).client_context)
-        two = Node(2, served=Certificates(certs.path, acceptor).server_context)
-        async with nodes(one, two):
-            wire = await connect(two.address, Certificates(certs.path, dialler).client_context)
-            assert str(wire.speaker()) == f"Broker:{acceptor}"
-            hello = PeerProof(1, 1, "c", SECRET).hello(2)
-            await wire.send(Envelope(pb.LinkHeader(hello=hello)))
-            if dialler == 1:
-                assert (await wire.hello()).broker == 2, "who accepts is judged by who dials"
-            else:
-                with pytest.raises(Unreachable, match="its certificate is that of Broker:3"):
-                    await wire.hello()
-            wire.close()
-            one.knows(two)
-            await until(lambda: "link to broker 2: " in caplog.text)
-            assert "its certificate is that of Broker:3" in caplog.text
-            assert one.heard.events == []
-
-    asyncio.run(scenario())
+    one = Node(1, dialled=Certificates(certs.path, dialler).client_context)
+    two = Node(2, served=Certificates(certs.path, acceptor).server_context)
+    async with nodes(one, two):
+        wire = await connect(two.address, Certificates(certs.path, dialler).client_context)
+        assert str(wire.speaker()) == f"Broker:{acceptor}"
+        hello = PeerProof(1, 1, "c", SECRET).hello(2)
+        await wire.send(Envelope(pb.LinkHeader(hello=hello)))
+        if dialler == 1:
+            assert (await wire.hello()).broker == 2, "who accepts is judged by who dials"
+        else:
+            with pytest.raises(Unreachable, match="its certificate is that of Broker:3"):
+                await wire.hello()
+        wire.close()
+        one.knows(two)
+        await until(lambda: "link to broker 2: " in caplog.text)
+        assert "its certificate is that of Broker:3" in caplog.text
+        assert one.heard.events == []
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,8 @@ class Proven(Context):
         }
 
 
-def test_who_asks_is_remembered_by_connection_and_never_by_address_alone(
+@real_time
+async def test_who_asks_is_remembered_by_connection_and_never_by_address_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ASKERS_MAX", 2)
@@ -251,30 +252,26 @@ def test_who_asks_is_remembered_by_connection_and_never_by_address_alone(
         Proven(others, "etl"),  # another certificate, as after it was replaced
         Proven(certs, "night"),
     )
-
-    async def main() -> None:
-        judging = Judging()
-        await judging.begin()
-        door = judging.gate.door(BROKER.methods["Metadata"])
-        greet: Any = door.greet
-        first = greet(etl)
-        assert greet(etl_again) is first
-        another: Any = judging.gate.door(BROKER.methods["ListOffsets"])
-        assert another.greet(etl) is not first, "what it is denied is noted with what it asked"
-        second = greet(newer)
-        assert second is not first
-        assert (second.text, second.serial == first.serial) == ("User:etl", False)
-        assert greet(night).text == "User:night"
-        assert greet(etl).text == "User:etl"
-        assert greet(Context()).text == "User:ANONYMOUS"
-        assert greet(Context()).serial == "", "not that of who came before"
-        for port in range(10):
-            context = Context()
-            monkeypatch.setattr(context, "peer", lambda port=port: f"ipv4:127.0.0.1:{port}", raising=False)
-            greet(context)
-        assert len(judging.gate._askers) <= 2
-
-    asyncio.run(main())
+    judging = Judging()
+    await judging.begin()
+    door = judging.gate.door(BROKER.methods["Metadata"])
+    greet: Any = door.greet
+    first = greet(etl)
+    assert greet(etl_again) is first
+    another: Any = judging.gate.door(BROKER.methods["ListOffsets"])
+    assert another.greet(etl) is not first, "what it is denied is noted with what it asked"
+    second = greet(newer)
+    assert second is not first
+    assert (second.text, second.serial == first.serial) == ("User:etl", False)
+    assert greet(night).text == "User:night"
+    assert greet(etl).text == "User:etl"
+    assert greet(Context()).text == "User:ANONYMOUS"
+    assert greet(Context()).serial == "", "not that of who came before"
+    for port in range(10):
+        context = Context()
+        monkeypatch.setattr(context, "peer", lambda port=port: f"ipv4:127.0.0.1:{port}", raising=False)
+        greet(context)
+    assert len(judging.gate._askers) <= 2
 
 
 def test_what_a_request_costs_is_put_down_to_its_user_or_to_the_host_of_who_has_no_name(tmp_path: Path) -> None:
@@ -287,42 +284,36 @@ def test_what_a_request_costs_is_put_down_to_its_user_or_to_the_host_of_who_has_
     assert accounts == ["ipv4:127.0.0.1", "ipv4:127.0.0.1", "User:etl"]
 
 
-def test_who_is_remembered_pays_from_the_purse_that_its_name_has_now(tmp_path: Path) -> None:
+@real_time
+async def test_who_is_remembered_pays_from_the_purse_that_its_name_has_now(tmp_path: Path) -> None:
     """A connection may rest for so long that its meter is dropped, and another one of that name have a new one."""
     certs = Certs(tmp_path / "certs")
-
-    async def main() -> None:
-        judging = Judging()
-        await judging.begin()
-        quotas, greet = judging.gate.quotas, cast("Any", judging.gate.door(BROKER.methods["Metadata"]).greet)
-        former = greet(Proven(certs, "etl")).meter
-        for number in range(10 * METERS_MIN):
-            quotas.meter(1e9, f"User:{number}")
-        newer = quotas.meter(1e9, "User:etl")
-        assert newer is not former
-        assert greet(Proven(certs, "etl")).meter is newer
-
-    asyncio.run(main())
+    judging = Judging()
+    await judging.begin()
+    quotas, greet = judging.gate.quotas, cast("Any", judging.gate.door(BROKER.methods["Metadata"]).greet)
+    former = greet(Proven(certs, "etl")).meter
+    for number in range(10 * METERS_MIN):
+        quotas.meter(1e9, f"User:{number}")
+    newer = quotas.meter(1e9, "User:etl")
+    assert newer is not former
+    assert greet(Proven(certs, "etl")).meter is newer
 
 
-def test_who_is_remembered_is_revoked_at_once_all_the_same(tmp_path: Path) -> None:
+@real_time
+async def test_who_is_remembered_is_revoked_at_once_all_the_same(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs")
     etl: Any = Proven(certs, "etl")
-
-    async def main() -> None:
-        judging = Judging()
-        await judging.begin()
-        door = judging.gate.door(BROKER.methods["Metadata"])
-        serial = door.greet(etl).serial
-        assert serial
-        for revoked in ("User:etl", serial):
-            judging.authority.take(9, RuleBook(), Revoked().changed([revoked], []), Tokens())
-            with pytest.raises(NotAuthenticated, match="revoked"):
-                door.greet(etl)
-            judging.give()
-            assert door.greet(etl).text == "User:etl"
-
-    asyncio.run(main())
+    judging = Judging()
+    await judging.begin()
+    door = judging.gate.door(BROKER.methods["Metadata"])
+    serial = door.greet(etl).serial
+    assert serial
+    for revoked in ("User:etl", serial):
+        judging.authority.take(9, RuleBook(), Revoked().changed([revoked], []), Tokens())
+        with pytest.raises(NotAuthenticated, match="revoked"):
+            door.greet(etl)
+        judging.give()
+        assert door.greet(etl).text == "User:etl"
 
 
 @real_time

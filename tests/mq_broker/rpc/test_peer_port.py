@@ -3,7 +3,6 @@ go on."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 
 import pytest
@@ -47,20 +46,17 @@ async def test_clients_that_have_all_connections_keep_no_broker_out() -> None:
         await two.ask(one)
 
 
-def test_what_is_passed_on_of_clients_keeps_no_broker_out() -> None:
+@real_time
+async def test_what_is_passed_on_of_clients_keeps_no_broker_out() -> None:
     whose = pb.ForwardedFor(principal="User:ANONYMOUS", address="ipv4:c:1")
     passed_on = PeerProof(2, 1, "cluster", SECRET).forwarded(BROKER.path("Produce"), 1, whose)
-
-    async def scenario() -> None:
-        one, two = peer(1, connections_max=1), peer(2)
-        async with serving(one, two), connected(one.port) as first, connected(one.port) as too_many:
-            first.say([PREAMBLE], opening(passed_on=passed_on))
-            await until(lambda: one.port.service.begun == 1)
-            too_many.say([PREAMBLE], opening(passed_on=passed_on))
-            assert isinstance(await too_many.refused(), Overloaded)
-            await two.ask(one)
-
-    asyncio.run(scenario())
+    one, two = peer(1, connections_max=1), peer(2)
+    async with serving(one, two), connected(one.port) as first, connected(one.port) as too_many:
+        first.say([PREAMBLE], opening(passed_on=passed_on))
+        await until(lambda: one.port.service.begun == 1)
+        too_many.say([PREAMBLE], opening(passed_on=passed_on))
+        assert isinstance(await too_many.refused(), Overloaded)
+        await two.ask(one)
 
 
 @real_time

@@ -165,21 +165,18 @@ async def test_a_proof_is_for_one_method_and_one_caller() -> None:
         assert there.service.answered == 0
 
 
-def test_what_only_brokers_ask_is_no_method_for_clients() -> None:
+@real_time
+async def test_what_only_brokers_ask_is_no_method_for_clients() -> None:
     of_brokers = PEER_UNARY.keys() - UNARY.keys()
     assert {"Publish", "ReplicaStatus"} <= of_brokers
-
-    async def scenario() -> None:
-        clients = streaming.Served()
-        clients.server.start()
-        for method in of_brokers:
-            for shown in (None, proof().call(peer_path(method))):
-                opened = pb.CallOpen(method=method, proof=shown)
-                with pytest.raises(InvalidRequest, match="there is no method"):
-                    await ask(clients.address, opened)
-        await clients.server.stop()
-
-    asyncio.run(scenario())
+    clients = streaming.Served()
+    clients.server.start()
+    for method in of_brokers:
+        for shown in (None, proof().call(peer_path(method))):
+            opened = pb.CallOpen(method=method, proof=shown)
+            with pytest.raises(InvalidRequest, match="there is no method"):
+                await ask(clients.address, opened)
+    await clients.server.stop()
 
 
 @real_time

@@ -128,22 +128,20 @@ async def test_streams_of_all_clients_beyond_the_bound_are_refused_by_name(monke
         await asyncio.wait_for(until_one_is_taken(other), WAIT_S)
 
 
-def test_a_message_may_be_as_large_as_the_bound_and_no_larger() -> None:
+@real_time
+async def test_a_message_may_be_as_large_as_the_bound_and_no_larger() -> None:
     def padded(size: int) -> bytes:
         payload = bytes(size - 6)
         data = encode(Envelope(pb.ProduceHeader(), (payload,)))
         assert len(data) == size
         return data
 
-    async def scenario() -> None:
-        async with served() as address, connect(address) as channel:
-            call: Any = channel.stream_stream(path("Produce"), None, None)()
-            await call.write(padded(MESSAGE_BYTES_MAX))
-            assert await asyncio.wait_for(call.read(), WAIT_S)
-            await call.write(padded(MESSAGE_BYTES_MAX + 1))
-            assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-    asyncio.run(scenario())
+    async with served() as address, connect(address) as channel:
+        call: Any = channel.stream_stream(path("Produce"), None, None)()
+        await call.write(padded(MESSAGE_BYTES_MAX))
+        assert await asyncio.wait_for(call.read(), WAIT_S)
+        await call.write(padded(MESSAGE_BYTES_MAX + 1))
+        assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @real_time

@@ -100,7 +100,8 @@ async def test_a_snapshot_is_put_together_from_its_parts_and_from_those_of_one_s
     assert len(peers.events) == 2
 
 
-def test_a_snapshot_is_read_beside_the_loop_and_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_a_snapshot_is_read_beside_the_loop_and_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     let_go = threading.Event()
 
     def slowly(place: Place, data: bytes) -> Snapshot:
@@ -109,17 +110,14 @@ def test_a_snapshot_is_read_beside_the_loop_and_one_at_a_time(monkeypatch: pytes
 
     monkeypatch.setattr(peer_messages, "decode_snapshot", slowly)
 
-    async def main() -> None:
-        peers = Peers()
-        peers.hear(1, 0, DATA, parts=1)
-        await asyncio.sleep(0)
-        peers.hear(2, 0, DATA, parts=1)
-        assert (len(peers.tasks), peers.events) == (1, []), "the loop is here already"
-        let_go.set()
-        await peers.idle()
-        assert peers.events == [InstallSnapshot(2, 4, 3, 1, SNAPSHOT)]
-
-    asyncio.run(main())
+    peers = Peers()
+    peers.hear(1, 0, DATA, parts=1)
+    await asyncio.sleep(0)
+    peers.hear(2, 0, DATA, parts=1)
+    assert (len(peers.tasks), peers.events) == (1, []), "the loop is here already"
+    let_go.set()
+    await peers.idle()
+    assert peers.events == [InstallSnapshot(2, 4, 3, 1, SNAPSHOT)]
 
 
 def test_a_message_that_no_broker_sends_is_not_fed_and_ends_the_link() -> None:

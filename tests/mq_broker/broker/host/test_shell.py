@@ -65,28 +65,25 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("durability", ["memory", "fsync"])
-def test_a_state_to_begin_anew_with_is_not_kept_once_the_replica_begins_or_is_not_wanted(
+@real_time
+async def test_a_state_to_begin_anew_with_is_not_kept_once_the_replica_begins_or_is_not_wanted(
     tmp_path: Path, durability: str
 ) -> None:
     snapshot = Snapshot(7, 1, 1_000_000, MachineState(next_offset=5))
-
-    async def main() -> None:
-        async with shell(tmp_path, isr=((2, "other"),)) as broker:
-            here = Topic.of(replace(HERE.spec, settings={"durability": durability}))
-            broker.follow_topics({ID: here})
-            await until(lambda: broker.hosted(here, 0) is not None)
-            broker.install(broker.partition(here, 0), snapshot, 3)
-            await until(lambda: broker.hosted(here, 0) is not None)
-            partition = broker.partition(here, 0)
-            assert (partition.journal.first_index, partition.replica.identity.recovery) == (8, 3)
-            assert not broker._begin_with
-            broker.install(partition, snapshot, 4)
-            broker.follow_topics({})  # deleted while it begins anew
-            await until(lambda: not broker._settling)
-            assert broker.hosted(here, 0) is None
-            assert not broker._begin_with
-
-    asyncio.run(main())
+    async with shell(tmp_path, isr=((2, "other"),)) as broker:
+        here = Topic.of(replace(HERE.spec, settings={"durability": durability}))
+        broker.follow_topics({ID: here})
+        await until(lambda: broker.hosted(here, 0) is not None)
+        broker.install(broker.partition(here, 0), snapshot, 3)
+        await until(lambda: broker.hosted(here, 0) is not None)
+        partition = broker.partition(here, 0)
+        assert (partition.journal.first_index, partition.replica.identity.recovery) == (8, 3)
+        assert not broker._begin_with
+        broker.install(partition, snapshot, 4)
+        broker.follow_topics({})  # deleted while it begins anew
+        await until(lambda: not broker._settling)
+        assert broker.hosted(here, 0) is None
+        assert not broker._begin_with
 
 
 async def leading(broker: Shell) -> Partition:

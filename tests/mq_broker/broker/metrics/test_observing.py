@@ -196,25 +196,22 @@ def test_cursors_beyond_the_bound_are_left_out_and_counted(tmp_path: Path, monke
     assert len(told.partitions) == 3
 
 
-def test_what_does_not_fit_one_answer_is_counted_and_can_be_asked_for(
+@real_time
+async def test_what_does_not_fit_one_answer_is_counted_and_can_be_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = [part(name, number, cursors={"g": 10}) for name in ("a", "b", "c") for number in range(2)]
-
-    async def scenario() -> None:
-        observed = observing(tmp_path, *parts)
-        monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", told_bytes := 12)
-        told = await asked(observed)
-        assert [row.name for row in told.topics] == ["a", "b"]
-        assert told.topics[0].ByteSize() < told_bytes <= 2 * told.topics[0].ByteSize()
-        assert told.left_out == {"topics": 1, "groups": 3, "partitions": 6}
-        monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 120)
-        told = await asked(observed, pb.ObserveRequest(detail=pb.PARTITIONS, topics=["c"]))
-        assert [row.name for row in told.topics] == [row.topic for row in told.groups] == ["c"]
-        assert [row.partition for row in told.partitions] == [0, 1]
-        assert not told.left_out
-
-    asyncio.run(scenario())
+    observed = observing(tmp_path, *parts)
+    monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", told_bytes := 12)
+    told = await asked(observed)
+    assert [row.name for row in told.topics] == ["a", "b"]
+    assert told.topics[0].ByteSize() < told_bytes <= 2 * told.topics[0].ByteSize()
+    assert told.left_out == {"topics": 1, "groups": 3, "partitions": 6}
+    monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 120)
+    told = await asked(observed, pb.ObserveRequest(detail=pb.PARTITIONS, topics=["c"]))
+    assert [row.name for row in told.topics] == [row.topic for row in told.groups] == ["c"]
+    assert [row.partition for row in told.partitions] == [0, 1]
+    assert not told.left_out
 
 
 @real_time

@@ -17,7 +17,7 @@ from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import decode
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import CLIENT_MESSAGE_BYTES_MAX, FETCH_CHUNK_BYTES, MEMORY_HIGH_FLOOR, MESSAGE_BYTES_MAX
-from tests.coroutines import virtual_time
+from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.cluster import (
     DEADLINE_S,
     rows,
@@ -188,28 +188,25 @@ async def test_all_who_have_room_go_on_at_once_and_wait_for_no_message_of_each_o
     await asyncio.wait_for(asyncio.gather(*reading), DEADLINE_S)
 
 
-def test_large_batches_of_who_holds_little_go_on_up_to_twice_the_mark() -> None:
+@virtual_time
+async def test_large_batches_of_who_holds_little_go_on_up_to_twice_the_mark() -> None:
     high = 10 * memory.PRESSED_BYTES
     large = 2 * memory.PRESSED_BYTES
-
-    async def scenario() -> None:
-        held = Held(high, callers_max=2)
-        held.add("greedy", high + 1)
-        async with held.sending("one", large, large) as first:
-            assert first.bytes == large
-            waiting = [asyncio.create_task(enter(held, name, None, large)) for name in ("two", "three", "one")]
-            await turns()
-            assert not any(each.done() for each in waiting), "each would be above twice the mark"
-            await asyncio.wait_for(enter(held, "four"), DEADLINE_S)  # what is small goes on
-            held.free("greedy", 3 * large)
-            await asyncio.wait_for(asyncio.gather(*waiting[:2]), DEADLINE_S)
-            await turns()
-            assert not waiting[2].done(), "it holds more than its share"
-        await asyncio.wait_for(waiting[2], DEADLINE_S)
-        assert not held._waiting
-        assert not held._large
-
-    in_virtual_time(scenario())
+    held = Held(high, callers_max=2)
+    held.add("greedy", high + 1)
+    async with held.sending("one", large, large) as first:
+        assert first.bytes == large
+        waiting = [asyncio.create_task(enter(held, name, None, large)) for name in ("two", "three", "one")]
+        await turns()
+        assert not any(each.done() for each in waiting), "each would be above twice the mark"
+        await asyncio.wait_for(enter(held, "four"), DEADLINE_S)  # what is small goes on
+        held.free("greedy", 3 * large)
+        await asyncio.wait_for(asyncio.gather(*waiting[:2]), DEADLINE_S)
+        await turns()
+        assert not waiting[2].done(), "it holds more than its share"
+    await asyncio.wait_for(waiting[2], DEADLINE_S)
+    assert not held._waiting
+    assert not held._large
 
 
 @virtual_time
@@ -321,60 +318,54 @@ def test_a_batch_that_is_larger_than_a_message_should_be_is_counted_whole_before
     in_virtual_time(scenario())
 
 
-def test_above_the_mark_who_holds_it_is_sent_no_more_and_others_go_on(
+@real_time
+async def test_above_the_mark_who_holds_it_is_sent_no_more_and_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that does not read holds what was sent to it."""
     monkeypatch.setattr(server, "Held", lambda high, callers_max: _Watched(1_000_000, callers_max))
     payload = encode_batch(rows(*range(100_000)))
     assert len(payload) > 1_000_000
+    async with standalone(tmp_path) as broker, broker.producing() as stream:
+        await broker.create_topic("t", durability="memory")
+        for _ in range(8):
+            await stream.send("t", payload, 100_000)
+            assert not (await stream.result()).HasField("error")
 
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker, broker.producing() as stream:
-            await broker.create_topic("t", durability="memory")
-            for _ in range(8):
-                await stream.send("t", payload, 100_000)
-                assert not (await stream.result()).HasField("error")
+        async def nothing() -> bool:
+            return _Watched.one.bytes == 0
 
-            async def nothing() -> bool:
-                return _Watched.one.bytes == 0
+        await until(nothing)
+        request = pb.FetchRequest(topic="t", end_offset=800_000, chunk_bytes_max=4 << 20)
+        reader = await broker.channel.begin("Fetch", request)
 
-            await until(nothing)
-            request = pb.FetchRequest(topic="t", end_offset=800_000, chunk_bytes_max=4 << 20)
-            reader = await broker.channel.begin("Fetch", request)
+        async def stuck() -> bool:
+            return _Watched.one.bytes > 1_000_000
 
-            async def stuck() -> bool:
-                return _Watched.one.bytes > 1_000_000
-
-            await until(stuck)
-            for offset in range(800_000, 800_020):
-                await stream.send("t", encode_batch(rows(offset)), 1)
-                assert (await stream.result()).base_offset == offset
-            assert await stuck()
-            taken = 0
-            while (data := await reader.read()) is not None:
-                taken += sum(stored.record_count for stored, _ in unpack(decode(data, pb.BatchesHeader)))
-            assert taken == 800_000
-            await until(nothing)
-
-    asyncio.run(scenario())
+        await until(stuck)
+        for offset in range(800_000, 800_020):
+            await stream.send("t", encode_batch(rows(offset)), 1)
+            assert (await stream.result()).base_offset == offset
+        assert await stuck()
+        taken = 0
+        while (data := await reader.read()) is not None:
+            taken += sum(stored.record_count for stored, _ in unpack(decode(data, pb.BatchesHeader)))
+        assert taken == 800_000
+        await until(nothing)
 
 
-def test_a_batch_may_be_as_large_as_every_broker_takes_and_no_larger(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_batch_may_be_as_large_as_every_broker_takes_and_no_larger(tmp_path: Path) -> None:
     most = 16 << 20
-
-    async def scenario() -> None:
-        async with standalone(tmp_path / "default") as broker:
-            await broker.create_topic("fits", batch_bytes_max=str(most), durability="memory")
-            for ask in (broker.create_topic("above", batch_bytes_max=str(most + 1)), _alter(broker, "fits", most + 1)):
-                with pytest.raises(
-                    InvalidSetting, match=f"start every broker with --message-bytes-max {most + 1 + (1 << 20)}"
-                ):
-                    await ask
-        async with standalone(tmp_path / "larger", message_bytes_max=MESSAGE_BYTES_MAX) as broker:
-            await broker.create_topic("large", batch_bytes_max="64MiB", durability="memory")
-
-    in_virtual_time(scenario())
+    async with standalone(tmp_path / "default") as broker:
+        await broker.create_topic("fits", batch_bytes_max=str(most), durability="memory")
+        for ask in (broker.create_topic("above", batch_bytes_max=str(most + 1)), _alter(broker, "fits", most + 1)):
+            with pytest.raises(
+                InvalidSetting, match=f"start every broker with --message-bytes-max {most + 1 + (1 << 20)}"
+            ):
+                await ask
+    async with standalone(tmp_path / "larger", message_bytes_max=MESSAGE_BYTES_MAX) as broker:
+        await broker.create_topic("large", batch_bytes_max="64MiB", durability="memory")
 
 
 async def _alter(broker: Any, topic: str, batch_bytes_max: int) -> None:

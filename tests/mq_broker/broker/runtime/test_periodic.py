@@ -67,21 +67,19 @@ async def test_a_hint_makes_it_look_at_once_and_one_that_came_during_a_look_once
         assert await looked(Looks(*answers), 6, every_s=every_s, hint=hint) == expected
 
 
-def test_what_the_coordination_service_did_not_answer_is_said_once_and_asked_again_soon(
+@virtual_time
+async def test_what_the_coordination_service_did_not_answer_is_said_once_and_asked_again_soon(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        away, lost = CoordinationUnavailable("away"), CoordinationUnavailable("lost")
-        hint = asyncio.Event()
-        hint.set()
-        looks = Looks(away, away, lost, None, away)
-        again_ms = round(1_000 * AGAIN_S)
-        times = [0, again_ms, 2 * again_ms, 3 * again_ms, 3 * again_ms + 2_000]
-        assert (await looked(looks, 4, hint=hint, unread="nobody answers"))[:5] == times
-        assert caplog.messages == [f"nobody answers: {told}" for told in ("away", "lost", "away")]
-
-    with caplog.at_level(logging.WARNING):
-        in_virtual_time(scenario())
+    caplog.set_level(logging.WARNING)
+    away, lost = CoordinationUnavailable("away"), CoordinationUnavailable("lost")
+    hint = asyncio.Event()
+    hint.set()
+    looks = Looks(away, away, lost, None, away)
+    again_ms = round(1_000 * AGAIN_S)
+    times = [0, again_ms, 2 * again_ms, 3 * again_ms, 3 * again_ms + 2_000]
+    assert (await looked(looks, 4, hint=hint, unread="nobody answers"))[:5] == times
+    assert caplog.messages == [f"nobody answers: {told}" for told in ("away", "lost", "away")]
 
 
 @pytest.mark.parametrize("error", [StorageFailed("no room"), CoordinationUnavailable("away")])

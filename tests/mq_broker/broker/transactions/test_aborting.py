@@ -129,29 +129,26 @@ async def test_listings_name_a_query_by_a_digest_and_tell_neither_its_key_nor_a_
         assert not (await abort(broker, "")).known
 
 
-def test_an_operator_is_told_once_which_query_holds_up_retention_and_aborting_it_frees_the_journal(
+@virtual_time
+async def test_an_operator_is_told_once_which_query_holds_up_retention_and_aborting_it_frees_the_journal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Within a minute: a batch of a few bytes does it, and a disk is full in less than an hour."""
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            info = await broker.create_topic("t", retention_bytes="1kB", segment_bytes_max="64KiB")
-            await stage(broker, 7, 1)
-            for first in range(0, 40_000, 2_000):
-                await broker.produce("t", *range(first, first + 2_000))
-            await until(lambda: _pins(broker))
-            await until(lambda: _said(caplog, "transaction abort " + NAME), 60.0)
-            assert not await _is_free(broker)
-            before = _journal_bytes(tmp_path, info.topic_id)
-            assert before > 5 * (64 << 10)
-            await abort(broker)
-            await until(lambda: _shorter(tmp_path, info.topic_id, before // 2))
-            assert len([record for record in caplog.records if "transaction abort" in record.message]) == 1
-            await until(lambda: _is_free(broker))
-
-    with caplog.at_level(logging.ERROR):
-        in_virtual_time(scenario())
+    caplog.set_level(logging.ERROR)
+    async with standalone(tmp_path) as broker:
+        info = await broker.create_topic("t", retention_bytes="1kB", segment_bytes_max="64KiB")
+        await stage(broker, 7, 1)
+        for first in range(0, 40_000, 2_000):
+            await broker.produce("t", *range(first, first + 2_000))
+        await until(lambda: _pins(broker))
+        await until(lambda: _said(caplog, "transaction abort " + NAME), 60.0)
+        assert not await _is_free(broker)
+        before = _journal_bytes(tmp_path, info.topic_id)
+        assert before > 5 * (64 << 10)
+        await abort(broker)
+        await until(lambda: _shorter(tmp_path, info.topic_id, before // 2))
+        assert len([record for record in caplog.records if "transaction abort" in record.message]) == 1
+        await until(lambda: _is_free(broker))
 
 
 async def _pins(broker: Broker) -> bool:

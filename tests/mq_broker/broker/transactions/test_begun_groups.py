@@ -17,7 +17,6 @@ from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.test_cursors import move
-from tests.virtual.world import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -106,7 +105,8 @@ async def test_a_group_that_somebody_else_has_deleted_is_begun_anew_by_whoever_c
 
 
 @pytest.mark.parametrize("way", ["consumer", "ephemeral", "spark", "without a stream", "reset", "queue"])
-def test_it_counts_however_it_is_begun(tmp_path: Path, way: str) -> None:
+@virtual_time
+async def test_it_counts_however_it_is_begun(tmp_path: Path, way: str) -> None:
     async def begin(who: Broker, group: str) -> None:
         match way:
             case "consumer" | "ephemeral":
@@ -120,31 +120,26 @@ def test_it_counts_however_it_is_begun(tmp_path: Path, way: str) -> None:
             case "queue":
                 await declare(who, group)
 
-    async def main() -> None:
-        async with served(tmp_path) as (_, greedy, modest):
-            await begin(greedy, "a")
-            await begin(greedy, "b")
-            for refused in (begin, consume):
-                with pytest.raises(QuotaExceeded, match=TOLD):
-                    await refused(greedy, "c")
-            await begin(greedy, "a")
-            await begin(modest, "c")
-
-    in_virtual_time(main())
+    async with served(tmp_path) as (_, greedy, modest):
+        await begin(greedy, "a")
+        await begin(greedy, "b")
+        for refused in (begin, consume):
+            with pytest.raises(QuotaExceeded, match=TOLD):
+                await refused(greedy, "c")
+        await begin(greedy, "a")
+        await begin(modest, "c")
 
 
-def test_what_is_there_at_a_new_start_counts(tmp_path: Path) -> None:
+@virtual_time
+async def test_what_is_there_at_a_new_start_counts(tmp_path: Path) -> None:
     async def leads(who: Broker) -> bool:
         return await who.end("t") == 0
 
-    async def main() -> None:
-        async with served(tmp_path) as (_, greedy, _modest):
-            await consume(greedy, "a")
-            await declare(greedy, "b")
-        async with served(tmp_path) as (_, greedy, _modest):
-            await until(lambda: leads(greedy))
-            with pytest.raises(QuotaExceeded, match=TOLD):
-                await consume(greedy, "c")
-            await consume(greedy, "a")
-
-    in_virtual_time(main())
+    async with served(tmp_path) as (_, greedy, _modest):
+        await consume(greedy, "a")
+        await declare(greedy, "b")
+    async with served(tmp_path) as (_, greedy, _modest):
+        await until(lambda: leads(greedy))
+        with pytest.raises(QuotaExceeded, match=TOLD):
+            await consume(greedy, "c")
+        await consume(greedy, "a")

@@ -178,7 +178,8 @@ def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start_or_the_next
     directory.close()
 
 
-def test_the_lock_is_held_for_as_long_as_a_journal_is_being_opened(tmp_path: Path) -> None:
+@real_time
+async def test_the_lock_is_held_for_as_long_as_a_journal_is_being_opened(tmp_path: Path) -> None:
     reached, go_on = threading.Event(), threading.Event()
 
     class SlowFiles(OsFiles):
@@ -187,19 +188,16 @@ def test_the_lock_is_held_for_as_long_as_a_journal_is_being_opened(tmp_path: Pat
             assert go_on.wait(DEADLINE_S)
             super().sync_directory(path)
 
-    async def scenario() -> None:
-        directory = DataDirectory.open(tmp_path, 1)
-        writer = Writer(SlowFiles())
-        opening = asyncio.create_task(asyncio.to_thread(directory.open_journal, PLACE, "fsync", 0, Heard(), writer))
-        assert await asyncio.to_thread(reached.wait, DEADLINE_S)
-        directory.close()  # the broker has stopped; the thread has not, and may cut what the next process appends
-        with pytest.raises(InvalidSetting, match="in use by another process"):
-            DataDirectory.open(tmp_path, 1)
-        go_on.set()
-        await opening
-        DataDirectory.open(tmp_path, 1).close()
-
-    asyncio.run(scenario())
+    directory = DataDirectory.open(tmp_path, 1)
+    writer = Writer(SlowFiles())
+    opening = asyncio.create_task(asyncio.to_thread(directory.open_journal, PLACE, "fsync", 0, Heard(), writer))
+    assert await asyncio.to_thread(reached.wait, DEADLINE_S)
+    directory.close()  # the broker has stopped; the thread has not, and may cut what the next process appends
+    with pytest.raises(InvalidSetting, match="in use by another process"):
+        DataDirectory.open(tmp_path, 1)
+    go_on.set()
+    await opening
+    DataDirectory.open(tmp_path, 1).close()
 
 
 @pytest.mark.parametrize("topic_id", ["../../x", "..", "/tmp/x", "a/b", "a\x00b", "x" * 200, "a.deleted"])
