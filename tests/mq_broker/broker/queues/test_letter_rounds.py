@@ -30,7 +30,7 @@ from mq_protocol.errors import (
 from mq_protocol.ipc_message import read_record_batch_message
 from mq_protocol.queue_settings import QueueSettings
 from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_epoch
-from tests.mq_broker.broker.queues.partitions import scenario
+from tests.coroutines import real_time
 
 SOURCE, TARGET = "0" * 32, "1" * 32
 PER_BATCH = 5
@@ -190,7 +190,7 @@ class World:
         own.done()
 
 
-@scenario
+@real_time
 async def test_letters_are_staged_in_the_partition_of_their_number_and_decided_by_their_batch() -> None:
     world = World((7, 9, FAILED), (1, 2, FAILED))
     await world.send()
@@ -204,7 +204,7 @@ async def test_letters_are_staged_in_the_partition_of_their_number_and_decided_b
     assert (world.discarded, world.slept, world.letters.alarm("t-7", "g")) == ([], [], "")
 
 
-@scenario
+@real_time
 async def test_letters_that_are_too_large_together_go_in_halves_and_one_that_is_too_large_alone_is_parked() -> None:
     world = World((0, 4, FAILED))
     size = len(payload(0, {}))
@@ -233,7 +233,7 @@ async def test_letters_that_are_too_large_together_go_in_halves_and_one_that_is_
         assert world.staged == []
 
 
-@scenario
+@real_time
 async def test_a_batch_is_read_once_for_all_of_its_records_and_what_retention_dropped_is_passed_over() -> None:
     world = World((0, 1, FAILED), (2, 9, FAILED))
     await world.send()
@@ -247,7 +247,7 @@ async def test_a_batch_is_read_once_for_all_of_its_records_and_what_retention_dr
 # ---------------------------------------------------------------- what goes wrong
 
 
-@scenario
+@real_time
 async def test_what_passes_is_tried_again_with_growing_pauses_and_told_after_the_third_time() -> None:
     world = World((1, 2, FAILED))
     world.stages = [Overloaded("busy")] * 7
@@ -259,7 +259,7 @@ async def test_what_passes_is_tried_again_with_growing_pauses_and_told_after_the
     assert len(world.discarded) == 7, "what may have been staged is not kept"
 
 
-@scenario
+@real_time
 async def test_letters_that_are_staged_when_the_leadership_ends_are_not_decided() -> None:
     world = World((1, 2, FAILED))
     plain = world.ask
@@ -283,7 +283,7 @@ def decided(world: World, reason: Reason, *ranges: tuple[int, int]) -> None:
     world.work["g"].apply(step, LeaseId(3, 1, 0), 100)
 
 
-@scenario
+@real_time
 async def test_letters_that_cannot_be_made_as_they_were_are_not_made_again() -> None:
     world = World()
     decided(world, Reason.REJECTED, (1, 3))

@@ -21,7 +21,8 @@ from mq_protocol.errors import (
     UnknownTopic,
 )
 from mq_protocol.work_keys import WorkPlace, query_id_of
-from tests.mq_broker.broker.queues.partitions import rounds, scenario
+from tests.coroutines import real_time
+from tests.mq_broker.broker.queues.partitions import rounds
 
 OUT, OTHER, DELETED = "1" * 32, "2" * 32, "3" * 32
 SOURCE = "0" * 32
@@ -121,7 +122,7 @@ class World:
         own.done(error)
 
 
-@scenario
+@real_time
 async def test_decisions_that_wait_together_are_one_request_with_the_highest_number() -> None:
     world = World()
     world.holds["out"] = asyncio.Event()
@@ -142,24 +143,25 @@ async def test_decisions_that_wait_together_are_one_request_with_the_highest_num
     assert world.asked[2:] == [("out", 2, 4, [b"e"])]
 
 
-@scenario
-async def test_a_request_has_no_more_batches_than_it_may_and_one_decision_at_least() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outbox_module, "OUTPUT_BATCHES_MAX", 3)
-        world = World()
-        for uuids in (b"ab", b"c", b"d", b"efgh", b"i"):
-            world.decide((OUT, 0, uuids))
-        await world.publish()
-        assert [(n, b"".join(uuids)) for _, _, n, uuids in world.asked] == [
-            (2, b"abc"),
-            (3, b"d"),
-            (4, b"efgh"),
-            (5, b"i"),
-        ]
-        assert not world.state.outbox
+@real_time
+async def test_a_request_has_no_more_batches_than_it_may_and_one_decision_at_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbox_module, "OUTPUT_BATCHES_MAX", 3)
+    world = World()
+    for uuids in (b"ab", b"c", b"d", b"efgh", b"i"):
+        world.decide((OUT, 0, uuids))
+    await world.publish()
+    assert [(n, b"".join(uuids)) for _, _, n, uuids in world.asked] == [
+        (2, b"abc"),
+        (3, b"d"),
+        (4, b"efgh"),
+        (5, b"i"),
+    ]
+    assert not world.state.outbox
 
 
-@scenario
+@real_time
 async def test_a_partition_that_does_not_take_them_holds_up_no_other_and_is_asked_until_it_does() -> None:
     world = World()
     refusals = outbox_module.ALARM_AFTER
@@ -185,7 +187,7 @@ async def test_a_partition_that_does_not_take_them_holds_up_no_other_and_is_aske
     assert (world.alarm, world.state.outbox) == ("", {}), "and that it is over"
 
 
-@scenario
+@real_time
 async def test_a_batch_that_is_missing_holds_up_only_what_comes_after_it_and_is_told_at_once() -> None:
     world = World()
     for uuids in (b"a", b"b", b"c"):
@@ -204,7 +206,7 @@ async def test_a_batch_that_is_missing_holds_up_only_what_comes_after_it_and_is_
     assert (world.alarm, world.state.outbox) == ("", {})
 
 
-@scenario
+@real_time
 async def test_what_was_staged_in_a_topic_that_is_gone_counts_as_published() -> None:
     for error in (None, UnknownTopic("deleted meanwhile")):
         world = World()
@@ -220,7 +222,7 @@ async def test_what_was_staged_in_a_topic_that_is_gone_counts_as_published() -> 
         assert world.written == [[1]]
 
 
-@scenario
+@real_time
 async def test_a_topic_that_is_not_known_here_yet_is_waited_for() -> None:
     world = World()
     world.decide((DELETED, 0, b"a"))
