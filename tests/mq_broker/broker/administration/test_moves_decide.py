@@ -275,6 +275,14 @@ def plan(here: Here, **fields: Any) -> dict[tuple[str, int], tuple[list[int], li
     return {(move.topic, move.partition): (list(move.origin), list(move.target)) for move in told.moves}
 
 
+def test_a_broker_is_drained_of_all_that_it_holds() -> None:
+    here = Here(spec("t", (1, 2), (2, 3), (3, 1)))
+    planned = plan(here, drain=2)
+    assert sorted(planned) == [("t", 0), ("t", 1)]
+    assert all(2 not in target for _, target in planned.values())
+    assert planned["t", 0][0] == [1, 2]
+
+
 def test_what_is_even_stays_and_is_led_by_its_first_replica_if_that_could() -> None:
     here = Here(spec("t", (1, 2), (2, 3), (3, 4), (4, 1)))
     assert plan(here) == {}
@@ -306,3 +314,9 @@ def test_each_partition_of_the_coordinators_topic_is_to_have_three_replicas_and_
     assert [len(target) for _, target in plan(Here(some)).values()] == [3]
     more = spec(TRANSACTIONS_TOPIC, (1, 2, 3, 4), (2, 3, 4), (3, 4, 1), (4, 1, 2))
     assert all(len(target) == len(origin) for origin, target in plan(Here(more)).values())
+
+
+def test_a_partition_that_moves_anyway_is_not_led_by_its_first_replica_before() -> None:
+    here = Here(spec(TRANSACTIONS_TOPIC, (1, 2), (2, 3), (3, 4), (4, 1)))
+    here.states[TRANSACTIONS_TOPIC, 0] = led_by(2, 1, 2)
+    assert len(plan(here)[TRANSACTIONS_TOPIC, 0][1]) == 3

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from mq_broker.broker.administration import topics as admin
 from mq_broker.broker.administration.topics import Admin
 from mq_broker.coordination.interface import BrokerRegistration
 from mq_broker.core.messages import LeaderName, NodeState
@@ -17,6 +18,7 @@ from mq_protocol.arrow import schema_to_bytes
 from mq_protocol.errors import (
     CoordinationUnavailable,
     UnknownTopic,
+    Unreachable,
 )
 from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
 from tests.coroutines import real_time
@@ -174,6 +176,41 @@ async def test_where_a_partition_moves_is_told_whoever_tells_it(world: World) ->
 
 
 @real_time
+async def test_a_node_is_read_once_in_a_while_and_what_was_read_serves_while_nobody_answers(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = world.known["t"]
+    state = world.admin.state
+    world.nodes[0] = node(epoch=1)
+    for _ in range(3):
+        found = await state(topic, 0)
+        assert found is not None
+        assert found.leader_epoch == 1
+    assert world.reads == [0]
+    monkeypatch.setattr(admin, "STATE_CACHE_S", -1.0)
+    world.nodes[0] = node(epoch=2)
+    found = await state(topic, 0)
+    assert found is not None
+    assert found.leader_epoch == 2
+    world.nodes[0] = CoordinationUnavailable("away")
+    assert await state(topic, 0) == found
+    world.condition = "suspended"
+    reads = len(world.reads)
+    assert await state(topic, 0) == found
+    assert await state(topic, 1) is None
+    assert len(world.reads) == reads, "nobody would answer"
+    world.condition = "connected"
+    del world.nodes[0]
+    assert await state(topic, 0) is None
+    world.nodes[0] = CoordinationUnavailable("away")
+    assert await state(topic, 0) is None, "it is gone, and not remembered either"
+    world.nodes[0] = node()
+    await state(topic, 0)
+    world.admin.forget({"another"})
+    assert not world.admin._states
+
+
+@real_time
 async def test_all_topics_are_told_in_order_without_the_brokers_own_and_those_asked_for_beside_them() -> None:
     world = World("a", "b", "c", "__own")
     assert await world.names(all_topics=True) == (["a", "b", "c"], False)
@@ -185,6 +222,35 @@ async def test_all_topics_are_told_in_order_without_the_brokers_own_and_those_as
     assert [(broker.id, broker.address, broker.incarnation) for broker in answer.brokers] == [
         (n, f"b{n}:1", 1) for n in (1, 2, 3)
     ]
+
+
+def said(leader: int, *isr: tuple[int, ...]) -> pb.MetadataResponse:
+    partitions = [pb.PartitionInfo(partition=number, leader=leader, isr=members) for number, members in enumerate(isr)]
+    return pb.MetadataResponse(topics=[pb.TopicInfo(name="t", partitions=partitions)])
+
+
+@real_time
+async def test_a_leader_serves_what_it_says_itself_with_enough_replicas_in_sync(world: World) -> None:
+    async def led(numbers: set[int]) -> set[int]:
+        return await world.admin._led(world.known["t"], 2, numbers, 1e9)
+
+    world.answers["broker-2"] = said(2, (2, 3), (2,))
+    assert await led({0, 1}) == {0}
+    assert await led({1}) == set()
+    world.answers["broker-2"] = said(3, (2, 3), (2, 3))
+    assert await led({0, 1}) == set(), "another leads them"
+    world.answers["broker-2"] = pb.MetadataResponse()
+    assert await led({0}) == set(), "it has not heard of the topic"
+    world.answers["broker-2"] = Unreachable("away")
+    assert await led({0}) == set()
+    asked = len(world.asked)
+    del world.brokers[2]
+    assert await led({0}) == set()
+    assert len(world.asked) == asked
+    world.known["t"].spec.assignment = ((1, 2), (2, 3))
+    world.holds(0)
+    world.nodes[1] = node()
+    assert await world.admin._led(world.known["t"], 1, {0, 1}, 1e9) == {0}
 
 
 # ---------------------------------------------------------------- until leaders serve

@@ -240,6 +240,15 @@ def test_an_end_is_told_again_in_a_new_epoch() -> None:
     assert ends(watch) == [(0, 10)]
 
 
+def test_a_partition_that_is_named_twice_is_watched_once() -> None:
+    partition = Replica()
+    watch = watching(partition, partition)
+    assert len(partition.observers) == 1
+    assert ends(watch) == [(0, 10)]
+    watch.close()
+    assert not partition.observers
+
+
 @pytest.mark.parametrize("how", ["closed", "led elsewhere"])
 def test_a_partition_that_is_led_here_no_more_is_told_once_and_watched_no_more(how: str) -> None:
     partition, other = Replica(0), Replica(1)

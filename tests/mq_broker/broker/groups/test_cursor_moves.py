@@ -59,6 +59,14 @@ async def test_one_move_of_a_group_is_under_way_at_a_time_and_then_the_newest(le
 
 
 @virtual_time
+async def test_what_is_where_it_should_be_is_not_moved_again(led: Any, moves: CursorMoves) -> None:
+    moves.move(led, "g", 5, CONSUMER, ANYBODY)
+    moves.move(led, "g", 5, CONSUMER, ANYBODY)
+    led.replies[0](Done(0))
+    assert led.offsets == [5]
+
+
+@virtual_time
 async def test_where_a_group_is_told_from_what_is_under_way_and_then_from_the_journal(
     led: Any, moves: CursorMoves
 ) -> None:

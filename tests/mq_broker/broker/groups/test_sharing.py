@@ -74,6 +74,15 @@ async def test_the_first_member_begins_where_it_wants_to_and_that_place_is_writt
 
 
 @virtual_time
+async def test_a_group_with_a_cursor_goes_on_there_and_writes_nothing(case: Case) -> None:
+    case.led.cursors["g"] = Cursor(0, CONSUMER, 0)
+    a = Reader("a", first=7)
+    case.share.join(a)
+    assert a.told == ["activate 0"], "0 is a place, too"
+    assert case.led.proposed == []
+
+
+@virtual_time
 async def test_a_partition_changes_hands_at_once_where_nothing_is_unsettled(case: Case) -> None:
     b, a = Reader("b"), Reader("a")
     case.share.join(b)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.groups import subscriptions as delivery
-from mq_broker.broker.groups.subscriptions import Delivery, _Session
+from mq_broker.broker.groups.subscriptions import CREDIT_BYTES_MAX, Delivery, _Session
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.machine.state import Cursor
 from mq_broker.core.messages import Published
@@ -142,6 +142,14 @@ async def test_what_is_pushed_is_paid_from_the_credit_which_a_batch_may_overdraw
 
 
 @real_time
+async def test_credit_has_a_bound() -> None:
+    stream = Stream()
+    await stream.open(wanted(), credit=CREDIT_BYTES_MAX)
+    await stream.credit(CREDIT_BYTES_MAX)
+    assert stream.session._credit == CREDIT_BYTES_MAX
+
+
+@real_time
 async def test_partitions_take_turns_and_share_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "FETCH_CHUNK_BYTES", 30)
     stream = Stream(Readable(0), Readable(1))
@@ -210,6 +218,18 @@ async def test_a_subscription_waits_for_a_leader_that_is_not_ready_and_ends_with
     [told] = stream.told()
     assert (told.partition, from_wire(told.error).leader) == (0, 2)
     assert not partition.observers
+
+
+@real_time
+async def test_a_subscription_to_a_partition_that_closes_ends() -> None:
+    stream = Stream()
+    [partition] = stream.partitions
+    await stream.open(wanted())
+    stream.message()
+    partition.serving, partition.closed = False, True
+    partition.changes()
+    [told] = stream.told()
+    assert isinstance(from_wire(told.error), NotLeader)
 
 
 @real_time
@@ -288,6 +308,14 @@ async def test_a_stream_is_one_members() -> None:
     await stream.open(wanted())
     with pytest.raises(InvalidRequest, match="open another stream"):
         await stream.open(wanted(), member="b")
+
+
+@real_time
+async def test_a_stream_without_a_group_names_none_later() -> None:
+    stream = Stream()
+    await stream.open(wanted())
+    with pytest.raises(InvalidRequest, match="open another stream"):
+        await stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(group="g", member_id="a", member_key=KEY)))
 
 
 # ---------------------------------------------------------------- the stream as a whole

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mq_broker.broker.host import partition as partitions
 from mq_broker.broker.host import shell as shells
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
@@ -24,7 +25,8 @@ from mq_broker.rpc.links import Links
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
-from mq_protocol.errors import OutcomeUnknown, TritonMQError
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import OutcomeUnknown, StorageFailed, TritonMQError
 from tests.coroutines import real_time
 from tests.mq_broker.broker import cluster
 
@@ -109,6 +111,43 @@ async def test_a_group_that_stands_at_lost_offsets_is_behind_by_what_comes_after
 
 
 @real_time
+async def test_what_a_full_link_dropped_wakes_those_at_rest_at_both_ends(tmp_path: Path) -> None:
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        partition = await leading(broker)
+
+        async def rests() -> None:
+            await until(lambda: not broker._touched)
+            if not partition.rest.asleep:
+                partition.rest.asleep = True
+                broker.ticking.slept(partition)
+
+        await rests()
+        broker.link_beat(2, dropped=False)
+        assert partition.rest.asleep
+        broker.link_beat(2, dropped=True)
+        assert partition.rest.asleep, "it does not follow broker 2"
+        broker.link_beat(1, dropped=True)
+        assert not partition.rest.asleep
+        await rests()
+        broker.link_dropped(2)
+        assert not partition.rest.asleep
+        assert broker.contacts.since(2) is not None
+        broker.link_down(2)
+        assert broker.contacts.since(2) is None
+
+
+@real_time
+async def test_what_a_broker_said_to_a_replica_that_is_not_open_goes_with_its_link(tmp_path: Path) -> None:
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        message = pb.AppendEntries(topic_id="not open", leader=2, sequence=1, frame_bytes=[5])
+        broker.hearer("not open", 0).hear_entries(message, [memoryview(b"entry")])
+        broker.link_down(3)
+        assert len(broker.early) == 1
+        broker.link_down(2)
+        assert len(broker.early) == 0
+
+
+@real_time
 async def test_the_link_of_a_broker_that_has_fallen_silent_is_made_anew_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +162,47 @@ async def test_the_link_of_a_broker_that_has_fallen_silent_is_made_anew_and_no_o
         while not ended:
             broker.end_silent_links()
         assert ended == [2]
+
+
+@real_time
+async def test_who_leads_no_more_and_who_begins_with_another_log_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[int, str]] = []
+
+    def send(_links: Links, to: int, message: pb.AppendAck) -> None:
+        said.append((to, message.log_id))
+
+    monkeypatch.setattr(Links, "send_ack", send)
+
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        partition = await leading(broker)
+        former = partition.replica.identity.log_id
+        broker.follow_topics({ID: Topic.of(replace(HERE.spec, assignment=((1, 2),)))})
+        assert said == []
+        broker.session_lost()
+        assert said == [(2, former)]
+        broker.reopen(partition, "its disk failed")
+        await until(lambda: len(said) == 2)
+        assert said[1][0] == 2
+
+
+@real_time
+async def test_a_journal_that_the_disk_did_not_let_be_shortened_is_shortened_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "SHORTEN_AGAIN_S", 0.01)
+
+    async def refused(*_: object) -> int:
+        raise StorageFailed("no room")
+
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        partition = await leading(broker)
+        partition.shorten_due = True
+        monkeypatch.setattr(partition.journal, "shorten_to", refused)
+        with pytest.raises(StorageFailed):
+            await partition.shorten()
+        await until(lambda: partition.shorten_due)
 
 
 @pytest.mark.parametrize("named_again", [True, False])

@@ -9,7 +9,7 @@ from mq_broker.broker.queues import members as members_module
 from mq_broker.broker.queues.clocks import Clocks
 from mq_broker.broker.queues.members import Members
 from mq_broker.core.work.state import WorkState
-from mq_broker.core.work.steps import Lease, LeaseId
+from mq_broker.core.work.steps import Lease, LeaseId, Return
 
 LEASE_MS = 6_400
 """Its deadlines are rounded up to a tenth of a second."""
@@ -40,6 +40,22 @@ def state(*members: str) -> WorkState:
     for number, member in enumerate(members):
         made.apply(Lease(((2 * number, 2 * number + 2),), member), LeaseId(1, number, 0), 1_000)
     return made
+
+
+def test_leases_of_members_that_never_ask_again_are_forgotten_once_they_are_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(members_module, "_PRUNE_ABOVE", 3)
+    known = state("here")
+    members = Members(known)
+    members.lent("here", LeaseId(1, 0, 0))
+    for entry in range(1, 40):
+        gone = LeaseId(1, entry, 0)
+        known.apply(Lease(((2, 4),), f"gone-{entry}"), gone, 1_000)
+        members.lent(f"gone-{entry}", gone)
+        known.apply(Return(((2, 4),)), LeaseId(1, entry, 1), 1_000)
+        assert len(members._leases) <= 2 * 2 + 3
+    assert list(members.leases("here")) == [LeaseId(1, 0, 0)]
 
 
 def test_what_a_member_can_have_begun_is_as_much_as_it_works_on_until_it_is_heard_of_again() -> None:
@@ -78,3 +94,15 @@ def test_the_processes_of_so_many_members_are_remembered_those_seen_last(monkeyp
     for member in ("a", "b", "a", "c"):
         members.seen(member, b"one")
     assert [members.is_another(member, b"two") for member in "abc"] == [True, False, True]
+
+
+def test_what_is_charged_of_members_is_forgotten_once_they_have_nothing_any_more() -> None:
+    known = state()
+    members = Members(known)
+    for entry in range(200):
+        lease = LeaseId(1, entry, 0)
+        known.apply(Lease(((2, 4),), f"gone-{entry}"), lease, 1_000)
+        members.lent(f"gone-{entry}", lease)
+        assert members.begun(f"gone-{entry}", [(2, 4)]) == [(2, 3)]
+        known.apply(Return(((2, 4),)), LeaseId(1, entry, 1), 1_000)
+    assert len(members._silent) <= 17

@@ -11,7 +11,7 @@ from mq_broker.broker.queues.expiring import Expiring, Fate
 from mq_broker.broker.queues.requests import OwnSteps
 from mq_broker.core.messages import Published
 from mq_broker.core.work.settling import Release
-from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import Drop, Park, Reason
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.queue_settings import DeadLetter, Expired, Order
@@ -161,3 +161,16 @@ def test_it_is_looked_again_when_the_next_record_expires_not_oftener_than_a_seco
     assert [of.due(ms) for ms in (59_999, 60_000)] == [False, True]
     of.look(95_000_000 + 3_600_000_000 - 1_500_001, 60_000)
     assert [of.due(ms) for ms in (61_500, 61_501)] == [False, True], "not a moment too early"
+
+
+def test_what_was_handed_out_is_not_remembered_where_nothing_waits_for_it() -> None:
+    index = OffsetIndex()
+    index.append(Published(0, 5, 1, 0, 10, 10))
+    of = Expiring(WorkState(1, 0), index, TTL_MS, Fate.SENT, ordered=False)
+    of.look(20_000_000, 0)
+    assert of.sends
+    assert of.take(9, 10) == [(0, 5, NO_MARK)]
+    assert (of.sends, of._taken) == (False, [])
+    kept = Expiring(WorkState(1, 0), index, TTL_MS, Fate.DROPPED, ordered=False)
+    kept.look(20_000_000, 0)
+    assert (kept.sends, kept.take(9, 10)) == (False, [])

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.queues import dropping, expiring, lives
-from mq_broker.broker.queues.expiring import covering
+from mq_broker.broker.queues.expiring import Expiring, Fate, covering
+from mq_broker.core.messages import Published
 from mq_broker.core.work.settling import Failed, Rejected, Release
+from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Drop, Lease, Reason
+from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.queue_settings import Order
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds
@@ -168,3 +171,13 @@ def test_many_places_are_made_fewer() -> None:
         (4_096, 4_097),
         (9_000, 9_001),
     ]
+    index, state = OffsetIndex(), WorkState(1, 0)
+    for at in range(40):
+        index.append(Published(at, 1, at + 1, 0, 1, 1, 4, at + 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(expiring, "_PENDING_MAX", 3)
+        of = Expiring(state, index, 0, Fate.SENT, ordered=False)
+        for now_us in range(1, 41):
+            of.look(now_us, 0)
+            assert len(of._pending) <= 3
+        assert [run[:2] for run in of.take(100, 0)] == [(0, 40)]

@@ -302,3 +302,17 @@ async def test_a_partition_publishes_and_discards_only_what_is_named_in_the_topi
         assert discarded.discarded == 1
         strange = pb.TransactionKey(query_id="stranger", sink="t")
         assert (await ours.discard(pb.DiscardRequest(topic="t", key=strange, uuids=[uuid(1)]), 0.0)).discarded == 0
+
+
+@virtual_time
+async def test_the_last_decided_micro_batch_of_a_key_is_told_as_the_journal_has_it() -> None:
+    key = pb.TransactionKey(query_id="query", sink="t")
+
+    async with played() as world:
+        status = world.transactions.transaction_status
+        assert not (await status(pb.TransactionStatusRequest(key=key), 0.0)).known
+        for finished, aborted in ((True, False), (False, True)):
+            world.coordinator.machine.transactions[KEY] = known(8, line(0, 1), finished=finished, aborted=aborted)
+            told = await status(pb.TransactionStatusRequest(key=key), 0.0)
+            assert (told.known, told.batch_id, told.run_id, told.row_count) == (True, 8, "run", 1)
+            assert (told.published, told.aborted) == (finished, aborted)
