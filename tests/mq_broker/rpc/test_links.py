@@ -315,3 +315,15 @@ async def test_a_message_in_another_brokers_name_ends_the_link_and_is_not_heard(
         assert error.why == pb.PEER_NOT_ITSELF
         await two.heard.until(lambda events: events == [("up", 1), ("down", 1)])
         assert two.refusals.counts == {("PEER_NOT_ITSELF", 1): 1}
+
+
+@real_time
+async def test_nothing_is_kept_for_a_broker_without_a_link() -> None:
+    one, two = Node(1), Node(2)
+    async with nodes(one, two):
+        one.send_ack(2, 1)
+        one.knows(two)
+        await one.heard.until(lambda events: events == [("up", 2)])
+        one.send_ack(2, 2)
+        await two.heard.until(lambda events: len(events) == 2)
+        assert two.heard.events == [("up", 1), ("ack", 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,29 @@ async def test_a_replica_that_the_disk_did_not_let_be_opened_or_begun_anew_is_tr
         assert prepared == 3
         assert former.closed
         assert not broker.failure.done()
+
+
+@real_time
+async def test_a_topic_that_changes_while_its_replica_is_opened_is_the_one_that_the_replica_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        opening, may_open = asyncio.Event(), asyncio.Event()
+        opens = broker._open
+
+        async def slowly(topic: Topic, number: int) -> None:
+            opening.set()
+            await may_open.wait()
+            await opens(topic, number)
+
+        monkeypatch.setattr(broker, "_open", slowly)
+        broker.follow_topics({ID: HERE})
+        async with asyncio.timeout(20):
+            await opening.wait()
+        wider = Topic.of(replace(HERE.spec, assignment=((1, 2),)))
+        broker.follow_topics({ID: wider})
+        may_open.set()
+        await until(lambda: not broker._settling)
+        partition = broker.partition(wider, 0)
+        assert partition.topic is wider
+        assert partition.replica.replicas == (1, 2)

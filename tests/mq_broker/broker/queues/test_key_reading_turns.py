@@ -14,7 +14,7 @@ from mq_broker.broker.queues import key_reading
 from mq_broker.broker.queues.key_reading import KeyReading
 from mq_broker.broker.queues.ordering import ByKey
 from mq_broker.core.work.state import WorkState
-from mq_protocol.errors import NotEnoughReplicas, TritonMQError
+from mq_protocol.errors import NotEnoughReplicas, OffsetOutOfRange, TritonMQError
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import rounds
 
@@ -73,6 +73,17 @@ class World:
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+@real_time
+async def test_records_that_are_gone_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    for told, then in ((7, 7), (0, 1), (-1, 1)):
+        world = World(monkeypatch)
+        world.says = [OffsetOutOfRange("dropped", told)]
+        world.look()
+        await rounds()
+        assert [first for first, _ in world.asked][:2] == [0, then]
+        assert world.keys.read_to == 12
 
 
 @real_time
