@@ -14,9 +14,9 @@ from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import FILTER_CHARACTERS_MAX, FILTER_DEPTH_MAX, FILTER_NUMBER_CHARACTERS_MAX
 from mq_protocol.queue_filters import bound_filter
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, queue, ranges
-from tests.virtual.world import in_virtual_time
 
 NUMBERS = pa.schema([("n", pa.int64())])
 
@@ -42,31 +42,29 @@ def test_a_record_without_a_time_of_its_own_has_that_of_its_batch() -> None:
     assert unfit_of([(0, 0, payload)], RECORD_SCHEMA, row_filter, (0, 2)) == [(0, 2)]
 
 
-def test_what_does_not_match_is_dropped_and_counted_and_a_changed_filter_holds_at_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with queue(tmp_path, filter="n >= 4") as broker:
-            member = Member(broker)
-            first = await member.lease(2)
-            assert ranges(first) == [4, 2]
-            await alter(broker, "n = 7 OR n = 4")
-            second = await member.lease(10, held=[first.lease])
-            assert ranges(second) == [7, 1]
+@virtual_time
+async def test_what_does_not_match_is_dropped_and_counted_and_a_changed_filter_holds_at_once(tmp_path: Path) -> None:
+    async with queue(tmp_path, filter="n >= 4") as broker:
+        member = Member(broker)
+        first = await member.lease(2)
+        assert ranges(first) == [4, 2]
+        await alter(broker, "n = 7 OR n = 4")
+        second = await member.lease(10, held=[first.lease])
+        assert ranges(second) == [7, 1]
 
-            async def told() -> pb.QueuePartition | None:
-                request = pb.DescribeQueueRequest(topic="t", group="g", partitions=[0])
-                found = (await broker.ask("DescribeQueue", request)).partitions[0]
-                return found if found.dropped["filtered"] == 7 else None
+        async def told() -> pb.QueuePartition | None:
+            request = pb.DescribeQueueRequest(topic="t", group="g", partitions=[0])
+            found = (await broker.ask("DescribeQueue", request)).partitions[0]
+            return found if found.dropped["filtered"] == 7 else None
 
-            assert (await until(told)).leased == 3
-            with pytest.raises(InvalidSetting, match="character 5"):
-                await alter(broker, "n = ? 7")
-            queues = (await broker.ask("Queues", pb.QueuesRequest(topic="t"))).queues
-            assert queues[0].settings["filter"] == "n = 7 OR n = 4"
-            await alter(broker, "")
-            await broker.produce("t", 1)
-            assert ranges(await member.lease(10, held=[first.lease, second.lease])) == [10, 1]
-
-    in_virtual_time(main())
+        assert (await until(told)).leased == 3
+        with pytest.raises(InvalidSetting, match="character 5"):
+            await alter(broker, "n = ? 7")
+        queues = (await broker.ask("Queues", pb.QueuesRequest(topic="t"))).queues
+        assert queues[0].settings["filter"] == "n = 7 OR n = 4"
+        await alter(broker, "")
+        await broker.produce("t", 1)
+        assert ranges(await member.lease(10, held=[first.lease, second.lease])) == [10, 1]
 
 
 async def alter(broker: Broker, text: str) -> None:
@@ -86,16 +84,14 @@ async def alter(broker: Broker, text: str) -> None:
         (None, "value = 'x'", "its columns are: key, timestamp"),
     ],
 )
-def test_a_filter_that_the_topic_cannot_have_is_refused(
+@virtual_time
+async def test_a_filter_that_the_topic_cannot_have_is_refused(
     tmp_path: Path, schema: pa.Schema | None, text: str, why: str
 ) -> None:
-    async def main() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", schema=schema)
-            for change in (pb.QUEUE_DECLARE, pb.QUEUE_ALTER):
-                request = pb.AlterQueueRequest(topic="t", group="g", settings={"filter": text}, change=change)
-                with pytest.raises(InvalidSetting, match=why):
-                    await broker.ask("AlterQueue", request)
-                await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
-
-    in_virtual_time(main())
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t", schema=schema)
+        for change in (pb.QUEUE_DECLARE, pb.QUEUE_ALTER):
+            request = pb.AlterQueueRequest(topic="t", group="g", settings={"filter": text}, change=change)
+            with pytest.raises(InvalidSetting, match=why):
+                await broker.ask("AlterQueue", request)
+            await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))

@@ -15,7 +15,8 @@ from mq_broker.broker.queues.key_reading import KeyReading
 from mq_broker.broker.queues.ordering import ByKey
 from mq_broker.core.work.state import WorkState
 from mq_protocol.errors import NotEnoughReplicas, OffsetOutOfRange, TritonMQError
-from tests.mq_broker.broker.queues.partitions import rounds, scenario
+from tests.coroutines import real_time
+from tests.mq_broker.broker.queues.partitions import rounds
 
 PER_BATCH = 3
 
@@ -74,32 +75,28 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-@scenario
-async def test_records_that_are_gone_are_passed_over() -> None:
+@real_time
+async def test_records_that_are_gone_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    for told, then in ((7, 7), (0, 1), (-1, 1)):
+        world = World(monkeypatch)
+        world.says = [OffsetOutOfRange("dropped", told)]
+        world.look()
+        await rounds()
+        assert [first for first, _ in world.asked][:2] == [0, then]
+        assert world.keys.read_to == 12
+
+
+@real_time
+async def test_why_keys_cannot_be_read_is_told_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for told, then in ((7, 7), (0, 1), (-1, 1)):
-            world = World(patch)
-            world.says = [OffsetOutOfRange("dropped", told)]
-            world.look()
-            await rounds()
-            assert [first for first, _ in world.asked][:2] == [0, then]
-            assert world.keys.read_to == 12
-
-
-def test_why_keys_cannot_be_read_is_told_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
-    @scenario
-    async def whole() -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            world = World(patch)
-            world.says = [NotEnoughReplicas("one")] * 3 + [NotEnoughReplicas("two")] * 200
-            world.look()
-            await rounds()
-            assert "keys of records cannot be read, so nothing is lent: two" in world.alarm
-            assert [text.rpartition(": ")[2] for text in warned(caplog)] == ["one", "two"]
-            assert all(first == 0 for first, _ in world.asked)
-            world.says.clear()
-            await rounds()
-            assert (world.alarm, world.keys.read_to) == ("", 12)
-            assert len(warned(caplog)) == 2
-
-    whole()
+        world = World(patch)
+        world.says = [NotEnoughReplicas("one")] * 3 + [NotEnoughReplicas("two")] * 200
+        world.look()
+        await rounds()
+        assert "keys of records cannot be read, so nothing is lent: two" in world.alarm
+        assert [text.rpartition(": ")[2] for text in warned(caplog)] == ["one", "two"]
+        assert all(first == 0 for first, _ in world.asked)
+        world.says.clear()
+        await rounds()
+        assert (world.alarm, world.keys.read_to) == ("", 12)
+        assert len(warned(caplog)) == 2
