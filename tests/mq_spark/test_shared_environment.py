@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import SparkSession
 
-from mq_spark.session import configure
-from mq_spark.shared_environment import share_safely
+from mq_spark.session import configure, share_safely
 
 
 def of_another_build() -> SparkSession:

@@ -9,9 +9,8 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, LongType, StructType
 
 from mq_client import Producer
-from mq_spark.datasource.batch_reader import BatchReader
+from mq_spark.datasource.readers import BatchReader, StreamReader
 from mq_spark.datasource.securing import with_environment
-from mq_spark.datasource.stream_reader import StreamReader
 from mq_spark.planning.options import parse_source
 
 VALUE = StructType().add("value", BinaryType())

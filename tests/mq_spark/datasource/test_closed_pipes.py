@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from mq_spark.datasource.closed_pipes import keep_quiet_about_closed_sockets
+from mq_spark.datasource.worker import keep_quiet_about_closed_sockets
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from mq_client import Admin, Producer, Queue
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol.errors import InvalidRequest, InvalidSetting
-from mq_spark.datasource.lease_batch import METADATA
+from mq_spark.datasource.lease_readers import METADATA, settle
 from mq_spark.datasource.source import TritonMQSource
-from mq_spark.settling import settle
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StructType
 from mq_client import Admin, Producer, Queue
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol.errors import InvalidSetting, LeaseLost, SchemaMismatch
-from mq_spark.datasource.lease_reader import LeaseReader
-from mq_spark.datasource.lease_rows import read_work
+from mq_spark.datasource.lease_readers import LeaseReader, read_work
 from mq_spark.datasource.securing import with_environment
 from mq_spark.datasource.source import TritonMQSource
 from mq_spark.planning.options import parse_source

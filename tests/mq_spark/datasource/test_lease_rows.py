@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructType
 
 from mq_protocol.arrow import RECORD_SCHEMA
-from mq_spark.datasource.lease_rows import LeasedProjection, lent
+from mq_spark.datasource.lease_readers import LeasedProjection, lent
 from mq_spark.datasource.schemas import StoredRows, Topic
 from mq_spark.planning.leases import Run
 

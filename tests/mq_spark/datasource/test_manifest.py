@@ -9,8 +9,8 @@ import pytest
 
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.manifest import StagedPart
-from mq_spark.datasource.batch_writer import _micro_batch
-from mq_spark.datasource.manifest import MicroBatch, StagedMessage, manifest_of
+from mq_spark.datasource.staging import MicroBatch, StagedMessage, manifest_of
+from mq_spark.datasource.writers import _key_of
 from mq_spark.planning.options import SinkOptions
 
 BATCH = MicroBatch("query", "sink", 3, "run")
@@ -32,7 +32,7 @@ def test_lines_of_one_partition_are_joined_in_the_order_of_the_tasks() -> None:
     assert manifest == [StagedPart("t", 0, (b"c",), 1), StagedPart("t", 1, (b"a", b"b", b"d"), 7)]
 
 
-def test_an_empty_micro_batch_still_names_its_query() -> None:
+def test_an_empty_key_of_still_names_its_query() -> None:
     assert manifest_of([message()]) == (BATCH, [])
 
 
@@ -50,7 +50,7 @@ def test_continuous_processing_which_hands_no_rows_over_is_told_what_to_do() -> 
         manifest_of([None, None])
 
 
-def test_messages_of_two_micro_batches_commit_nothing() -> None:
+def test_messages_of_two_key_ofes_commit_nothing() -> None:
     with pytest.raises(InvalidRequest, match="several micro-batches"):
         manifest_of([message(), message(batch=MicroBatch("query", "sink", 4, "run"))])
 
@@ -58,6 +58,6 @@ def test_messages_of_two_micro_batches_commit_nothing() -> None:
 def test_only_a_write_that_was_given_no_name_has_a_key_for_one_decision() -> None:
     unnamed = SinkOptions("h:1", "t", None, False, None, None, 1000)
     named = replace(unnamed, txn_app_id="write:nightly", txn_version=3)
-    assert _micro_batch(unnamed).once
-    assert not _micro_batch(named).once, "whatever an application calls itself"
+    assert _key_of(unnamed).once
+    assert not _key_of(named).once, "whatever an application calls itself"
     assert not BATCH.once

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from mq_protocol.errors import InvalidRequest, TritonMQError, UnknownTopic, Unreachable
-from mq_spark.datasource import progress
-from mq_spark.datasource.progress import Place, Reporter
+from mq_spark.datasource.cluster import Place, Reporter
 
 WAIT_S = 30.0
 
@@ -91,7 +90,7 @@ def test_a_newer_report_takes_the_place_of_one_that_failed() -> None:
 def test_what_asking_again_cannot_mend_or_has_not_for_long_is_dropped(
     error: TritonMQError, tried_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "TRIED_SECONDS", tried_s)
+    monkeypatch.setattr("mq_spark.datasource.cluster.TRIED_SECONDS", tried_s)
     sent: list[dict[Place, int]] = []
 
     def send(_group: str, positions: Mapping[Place, int]) -> None:

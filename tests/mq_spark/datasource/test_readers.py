@@ -19,12 +19,11 @@ from mq_client.cluster.connection import Connection
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol.errors import DataLoss, InvalidSetting
 from mq_spark.datasource import cluster, subscribed
-from mq_spark.datasource.batch_reader import BatchReader
-from mq_spark.datasource.deciding import decide
-from mq_spark.datasource.manifest import MicroBatch, manifest_of
+from mq_spark.datasource.readers import BatchReader
 from mq_spark.datasource.reading import read_ranges
 from mq_spark.datasource.securing import with_environment
-from mq_spark.datasource.staging import stage_rows
+from mq_spark.datasource.staging import MicroBatch, manifest_of, stage_rows
+from mq_spark.datasource.writers import decide
 from mq_spark.planning.options import parse_sink, parse_source
 from tests.cluster.harness import wait_until
 from tests.mq_spark.datasource.calls import NUMBERS, VALUE, Stream, numbers, publish, read, rows_of, values

@@ -7,8 +7,8 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from mq_protocol.errors import InvalidRequest
-from mq_spark.datasource.manifest import MicroBatch, StagedMessage
-from mq_spark.datasource.stream_writer import StreamWriter, _micro_batch
+from mq_spark.datasource.staging import MicroBatch, StagedMessage
+from mq_spark.datasource.writers import StreamWriter, _micro_batch
 from mq_spark.planning.options import parse_sink
 
 OPTIONS = parse_sink({"bootstrap.servers": "127.0.0.1:1", "topic": "t"}, streaming=True)

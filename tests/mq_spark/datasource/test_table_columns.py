@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
 from mq_protocol.errors import InvalidSetting
-from mq_spark.datasource.table_columns import options_of, with_options
+from mq_spark.datasource.schemas import options_of, with_options
 
 COLUMNS = StructType().add("id", LongType()).add("carrier", StringType())
 TABLE = {"provider": "tritonmq", "subscribe": "t", "option.subscribe": "t", "made.by": "me"}
