@@ -23,7 +23,7 @@ from tests import switch
 from tests.cluster.harness import Cluster, wait_until
 from tests.cluster.test_faults import TOPIC, Load, expect_exactly_what_was_acknowledged
 from tests.mq_cli.processes import tritonmq
-from tests.mq_spark.datasource.test_readers import VALUE, Stream
+from tests.mq_spark.datasource.calls import VALUE, Stream
 
 pytestmark = pytest.mark.cluster
 
