@@ -19,6 +19,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,11 +85,8 @@ class Lent:
                 f"give {TOKEN_LOCATION} instead of the token"
             )
         lease = replace(options.lease, member=f"spark-read-{uuid.uuid4().hex}")
-        leasing = connect(options).leasing(lease, topics)
-        try:
+        with closing(connect(options).leasing(lease, topics)) as leasing:
             leases = leasing.lease(lease.rows)
-        finally:
-            leasing.close()
         topic_ids = {topic.name: topic.topic_id for topic in topics}
         return cls(
             options.bootstrap, options.timeout_ms, lease, tuple(leases), topic_ids, options.security, options.forward
@@ -131,11 +129,8 @@ class Lent:
 
     def give_back(self) -> None:
         """Nobody will work on it."""
-        leasing = self.leasing()
-        try:
+        with closing(self.leasing()) as leasing:
             leasing.release(self.leases)
-        finally:
-            leasing.close()
 
 
 class LeaseBatchReader(DataSourceReader):
@@ -152,24 +147,31 @@ class LeaseBatchReader(DataSourceReader):
         cluster = connect(self._options)
         for name, topic_id in lent.topic_ids.items():
             LeasedProjection(cluster.topic(name, topic_id), self._wanted)
-        leasing = lent.leasing()
-        try:
+        with closing(lent.leasing()) as leasing:
             lost = leasing.claim(lent.leases)
-        finally:
-            leasing.close()
         if lost and not lent.options.skip_lost:
             raise _lost(lost, "Set leaseLost=skip to read the others")
-        tasks = planned_work(
-            [lease.without(lost.get(lease.key, ())) for lease in lent.leases],
-            cores=os.cpu_count() or 1,
-            tasks_min=self._options.min_partitions,
-            rows_max=self._options.max_records_per_partition,
-        )
-        return [Work(task, lent.topic_ids) for task in tasks] or [Work()]
+        return _tasks(self._options, lent.leases, lost, lent.topic_ids)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Work)
         return read_work(self._options, self._wanted, partition)
+
+
+def _tasks(
+    options: SourceOptions,
+    leases: Iterable[Lease],
+    lost: Mapping[LeaseKey, Sequence[int]],
+    topic_ids: Mapping[str, str],
+) -> Sequence[InputPartition]:
+    """Of the leases without what is lost; one without work if nothing is left: Spark would make one of its own."""
+    tasks = planned_work(
+        [lease.without(lost.get(lease.key, ())) for lease in leases],
+        cores=os.cpu_count() or 1,
+        tasks_min=options.min_partitions,
+        rows_max=options.max_records_per_partition,
+    )
+    return [Work(task, topic_ids) for task in tasks] or [Work()]
 
 
 def lent_to(columns: StructType) -> list[Lent]:
@@ -184,11 +186,8 @@ def settle_all(reads: Iterable[Lent]) -> int:
     for lent in reads:
         if not lent.leases:
             continue
-        leasing = lent.leasing()
-        try:
+        with closing(lent.leasing()) as leasing:
             gone = leasing.settle(lent.leases)
-        finally:
-            leasing.close()
         lost |= gone
         count += sum(lease.records for lease in lent.leases) - sum(map(len, gone.values()))
     if lost:
@@ -282,13 +281,7 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lost = driver.leasing.claim(former)
         driver.known.update((lease.key, lease) for lease in former)
         self._tell(lost, "the micro-batch that is run again")
-        tasks = planned_work(
-            [lease.without(lost.get(lease.key, ())) for lease in planned],
-            cores=os.cpu_count() or 1,
-            tasks_min=self._options.min_partitions,
-            rows_max=self._options.max_records_per_partition,
-        )
-        return [Work(task, driver.topic_ids) for task in tasks] or [Work()]
+        return _tasks(self._options, planned, lost, driver.topic_ids)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._settle(end)
