@@ -226,19 +226,14 @@ class LocalCluster:
             place + 1: BrokerProcess(place + 1, ports[place], self.directory, self.arguments)
             for place in range(brokers)
         }
-        self._open_further_ports(http, grpc, flight)
+        self._open_further_ports(http=http, grpc=grpc, flight=flight)
 
-    def _open_further_ports(self, http: bool | int, grpc: bool | int, flight: bool) -> None:
+    def _open_further_ports(self, **wished: bool | int) -> None:
         """Beside the ones that every broker has."""
-        for broker, address in zip(self.brokers.values(), self._further(http), strict=True):
-            broker.http = address
-            broker.arguments += ["--http", address] if address else []
-        for broker, address in zip(self.brokers.values(), self._further(grpc), strict=True):
-            broker.grpc = address
-            broker.arguments += ["--grpc", address] if address else []
-        for broker, address in zip(self.brokers.values(), self._further(flight), strict=True):
-            broker.flight = address
-            broker.arguments += ["--flight", address] if address else []
+        for name, wish in wished.items():
+            for broker, address in zip(self.brokers.values(), self._further(wish), strict=True):
+                setattr(broker, name, address)
+                broker.arguments += [f"--{name}", address] if address else []
 
     def _further(self, wished: bool | int) -> list[str]:
         """An address for each broker, or nothing. A number is the first one's port, if these are free."""
