@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar
 
-from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port, is_free
+from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port, is_free, tail
 from mq_process.patience import LONG_S, Patience
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
@@ -149,10 +149,7 @@ class BrokerProcess:
         return f"its log {self.log_path} ends with:\n{self.log_tail()}"
 
     def log_tail(self) -> str:
-        try:
-            return self.log_path.read_text(errors="replace")[-_LOG_TAIL_CHARACTERS:]
-        except OSError as error:
-            return f"(no log: {error})"
+        return tail(self.log_path, _LOG_TAIL_CHARACTERS)
 
 
 class LocalCluster:
