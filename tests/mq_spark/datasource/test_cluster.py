@@ -4,14 +4,14 @@ reports do no harm."""
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 
 from mq_protocol.errors import InvalidRequest, TritonMQError, UnknownTopic, Unreachable
 from mq_spark.datasource.cluster import Place, Reporter, connect
 from mq_spark.planning.options import parse_sink
+from tests.cluster.harness import WAIT_S, wait_until
 
 
 def test_reads_that_go_to_other_replicas_or_are_passed_on_have_clients_of_their_own() -> None:
@@ -23,16 +23,6 @@ def test_reads_that_go_to_other_replicas_or_are_passed_on_have_clients_of_their_
     made = [connect(*each) for each in asked]
     assert len({id(cluster) for cluster in made}) == 5
     assert [connect(*each) for each in asked] == made
-
-
-WAIT_S = 30.0
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
 
 
 def test_the_newest_position_is_sent_and_one_that_is_known_is_not_sent_again() -> None:
@@ -50,7 +40,7 @@ def test_the_newest_position_is_sent_and_one_that_is_known_is_not_sent_again() -
     reporter.report("g", [("t", 0, 2)])
     reporter.report("g", [("t", 0, 3), ("t", 1, 1)])
     go_on.set()
-    wait_until(lambda: len(sent) == 2)
+    wait_until(lambda: len(sent) == 2, "both are sent")
     assert sent == [("g", {("t", 0): 1, ("t", 1): 1}), ("g", {("t", 0): 3})]
 
 
@@ -73,7 +63,7 @@ def test_a_report_that_failed_is_sent_again_by_itself_and_raises_nowhere() -> No
 
     reporter = Reporter(send, interval_s=0.0)
     reporter.report("g", [("t", 0, 1)])
-    wait_until(lambda: len(sent) == 4)
+    wait_until(lambda: len(sent) == 4, "it is tried until it is taken")
     assert sent == [{("t", 0): 1}] * 4
     reporter.report("g", [("t", 0, 1)])
     reporter.flush(WAIT_S)
@@ -96,7 +86,7 @@ def test_a_newer_report_takes_the_place_of_one_that_failed() -> None:
     assert failing.wait(WAIT_S)
     reporter.report("g", [("t", 0, 2)])
     go_on.set()
-    wait_until(lambda: len(sent) == 2)
+    wait_until(lambda: len(sent) == 2, "both are sent")
     assert sent[1] == {("t", 0): 2, ("t", 1): 1}
 
 
@@ -114,10 +104,10 @@ def test_what_asking_again_cannot_mend_or_has_not_for_long_is_dropped(
 
     reporter = Reporter(send, interval_s=0.0)
     reporter.report("g", [("t", 0, 1)])
-    wait_until(lambda: len(sent) == 1 and reporter._told == {"g": {}})
+    wait_until(lambda: len(sent) == 1 and reporter._told == {"g": {}}, "it is dropped")
     assert not reporter._waiting
     reporter.report("g", [("t", 0, 1)])
-    wait_until(lambda: len(sent) == 2)
+    wait_until(lambda: len(sent) == 2, "both are sent")
 
 
 def test_a_group_that_brokers_refuse_is_told_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
