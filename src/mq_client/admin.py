@@ -48,7 +48,6 @@ from mq_client.transaction_admin import TransactionAdministrator
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_to_bytes
-from mq_protocol.evolution import extended
 from mq_protocol.names import (
     INTERNAL_PREFIX,
     check_group_name,
@@ -58,6 +57,7 @@ from mq_protocol.names import (
     parse_settings,
 )
 from mq_protocol.sql.ddl import check_column_names, check_schema, parse_schema
+from mq_protocol.sql.evolution import extended
 
 _TRANSFER_MS = 6_000.0
 """A leader's time for one attempt to hand over."""

@@ -9,7 +9,7 @@ from typing import Final
 from mq_client.described import described
 from mq_client.html import table
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.sharing import member_of_partition
+from mq_protocol.partitioner import member_of_partition
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.queueing.leases import WAITING, HeldLease, Indexes
 from mq_client.queueing.shelf import Lent, Rows, Shelf, picked
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.order_keys import keys_of
+from mq_protocol.queue_columns import keys_of
 
 Key = tuple[int, Hashable]
 """A key and its partition."""

@@ -24,7 +24,7 @@ from mq_protocol.errors import CoordinationUnavailable, CorruptBatch, OffsetOutO
 from mq_protocol.ipc_message import node_count
 from mq_protocol.limits import FILTERS_AT_ONCE_MAX
 from mq_protocol.names import quoted
-from mq_protocol.queue_filters import bound_filter, kept
+from mq_protocol.queue_columns import bound_filter, kept
 from mq_protocol.sql.row_filter import RowFilter
 
 log = logging.getLogger(__name__)

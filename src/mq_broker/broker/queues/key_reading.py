@@ -24,7 +24,7 @@ from mq_protocol.arrow import decode_batch
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import CorruptBatch, OffsetOutOfRange, TritonMQError
 from mq_protocol.names import quoted
-from mq_protocol.order_keys import column_of, keys_of
+from mq_protocol.queue_columns import column_of, keys_of
 from mq_protocol.queue_settings import Order, QueueSettings
 
 log = logging.getLogger(__name__)

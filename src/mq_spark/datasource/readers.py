@@ -1,18 +1,23 @@
-"""The streaming source. Decisions about offsets are positions.py's; here they meet the brokers and Spark's calls.
+"""The sources without a queue group: `spark.read` and `spark.readStream`. Decisions about offsets are positions.py's;
+here they meet the brokers and Spark's calls.
 
-One object lives in a process on the driver as long as the query does, and copies of it, never used there, go to the
-tasks: what the driver's needs is therefore made on first use.
+Spark plans a batch read once for each `load()`, however often its DataFrame is used. So what is given as an offset or a
+time is fixed then, and "earliest" and "latest" are found by the tasks, each time.
+
+A stream's reader lives in a process on the driver as long as the query does, and copies of it, never used there, go to
+the tasks: what the driver's needs is therefore made on first use.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -22,13 +27,80 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from mq_protocol.errors import InvalidSetting
 from mq_spark.datasource.cluster import Cluster, connect
 from mq_spark.datasource.reading import Ranges, input_partitions, planned_tasks, read_ranges
-from mq_spark.datasource.subscribed import Subscribed
+from mq_spark.datasource.subscribed import Subscribed, check_topic, resolve, topics_meant
 from mq_spark.planning.offsets import Mark, Offsets, byte_shares, canonical, cut_to_shares, from_json, ranges, to_json
-from mq_spark.planning.option_values import AtTime
+from mq_spark.planning.option_values import EARLIEST, LATEST, AtTime, is_word
 from mq_spark.planning.options import SourceOptions
-from mq_spark.planning.positions import AllBounds, BeyondTheEnd, Positions, ends, times_wanted
+from mq_spark.planning.positions import AllBounds, BeyondTheEnd, Positions, data_loss, ends, times_wanted
+
+
+class BatchReader(DataSourceReader):
+    """Owns the options and the columns that are wanted; can be pickled."""
+
+    def __init__(self, options: SourceOptions, wanted: StructType) -> None:
+        self._options = options
+        self._wanted = wanted
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks; one without ranges if there is nothing to read, because Spark makes one of its own otherwise."""
+        cluster = connect(self._options)
+        topics = topics_meant(cluster, self._options)
+        for topic in topics:
+            check_topic(topic, self._options, self._wanted)
+        bounds = cluster.bounds((topic.name for topic in topics), self._options.subscription.assigned)
+        start = resolve(
+            cluster, "startingOffsets", self._options.starting, bounds, fail=self._options.fail_on_data_loss
+        )
+        end = resolve(cluster, "endingOffsets", self._options.ending, bounds, fail=self._options.fail_on_data_loss)
+        _check_order(start, end)
+        lives = [part.lives() for part in ranges(start, end)]
+        for first, *more in lives:
+            if (more or first.is_rest) and self._options.fail_on_data_loss:
+                bound = bounds[first.topic][first.partition]
+                raise data_loss(first.topic, first.partition, first.start, bound, self._options.subscription, first.end)
+        tasks = planned_tasks(self._options, [part for parts in lives for part in parts])
+        planned = input_partitions(tasks, {topic.name: topic.topic_id for topic in topics}) or [
+            Ranges(topic_ids={topic.name: topic.topic_id for topic in topics})
+        ]
+        self._late_bound(planned, end)
+        return planned
+
+    def _late_bound(self, planned: list[Ranges], end: Offsets) -> None:
+        """Give each open end to the task that has what lies before it, and those of partitions that had nothing to the
+        tasks in turn."""
+        holders = {(each.topic, each.partition): work for work in planned for each in work.ranges}
+        turn = itertools.cycle(planned)
+        for topic, inner in end.items():
+            for partition, offset in inner.items():
+                if is_word(self._options.ending, topic, partition, LATEST):
+                    work = holders.get((topic, partition)) or next(turn)
+                    work.tails = (*work.tails, (topic, partition, offset))
+        earliest = frozenset(
+            (topic, partition)
+            for topic, inner in end.items()
+            for partition in inner
+            if is_word(self._options.starting, topic, partition, EARLIEST)
+        )
+        for work in planned:
+            work.from_earliest = earliest
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Ranges)
+        return read_ranges(self._options, self._wanted, partition)
+
+
+def _check_order(start: Offsets, end: Offsets) -> None:
+    for topic, inner in start.items():
+        for partition, offset in inner.items():
+            if offset > end[topic][partition]:
+                raise InvalidSetting(
+                    f"the read begins at offset {offset} of topic {topic} partition {partition} and ends at "
+                    f"{end[topic][partition]}: let the ending offsets or times be after the starting ones"
+                )
+
 
 _BELIEVED_AFTER_SECONDS: Final = 10.0
 _ASKED_AGAIN_AFTER_SECONDS: Final = 0.5

@@ -1,5 +1,5 @@
-"""Brokers have gRPC wait for sockets itself: seen by what gRPC traces, in processes of their
-own."""
+"""What brokers ask of gRPC's core: to wait for sockets itself, which is seen by what it traces in processes of their
+own, and to write nothing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 
-from mq_process import polling
+import pytest
+
+from mq_process import grpc_core
 
 CONNECT = """
 import sys
-from mq_process.polling import wait_without_event_engine
+from mq_process.grpc_core import wait_without_event_engine
 if sys.argv[1] == "late":
     import grpc
 print(sys.argv[1] != "never" and wait_without_event_engine())
@@ -32,7 +34,7 @@ TRACED = {"GRPC_VERBOSITY": "info", "GRPC_TRACE": "event_engine_endpoint"}
 def connect(how: str, **environment: str) -> tuple[str, str]:
     """Whether it said that it chose, and what gRPC wrote."""
     run = [sys.executable, "-c", CONNECT, how]
-    clean = {name: value for name, value in os.environ.items() if name != polling.VARIABLE}
+    clean = {name: value for name, value in os.environ.items() if name != grpc_core.EXPERIMENTS}
     done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=60, env=clean | environment)
     return done.stdout.strip(), done.stderr
 
@@ -48,11 +50,19 @@ def test_grpc_waits_for_sockets_itself() -> None:
 
 
 def test_what_the_environment_says_and_what_was_imported_before_are_left_alone() -> None:
-    assert connect("early", **{polling.VARIABLE: ""})[0] == "False"
+    assert connect("early", **{grpc_core.EXPERIMENTS: ""})[0] == "False"
     assert connect("late")[0] == "False"
 
 
 def test_the_grpc_that_is_installed_is_one_that_was_looked_at() -> None:
     # Once it is not: see whether it still has the choice (above, without a complaint) and what it gains, or delete all
     # this.
-    assert polling.FIRST_VERSION <= polling._installed_version() <= polling.LAST_VERSION
+    assert grpc_core.FIRST_VERSION <= grpc_core._installed_version() <= grpc_core.LAST_VERSION
+
+
+@pytest.mark.parametrize(("given", "level"), [(None, "NONE"), ("ERROR", "ERROR"), ("DEBUG", "DEBUG")])
+def test_the_environment_has_the_last_word(given: str | None, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {} if given is None else {grpc_core.VERBOSITY: given}
+    monkeypatch.setattr("os.environ", environment)
+    grpc_core.write_nothing()
+    assert environment[grpc_core.VERBOSITY] == level

@@ -1,7 +1,9 @@
-"""The keys by which a queue group with `order=key` puts records in order: as leaders and members both read them.
+"""What leaders and members of a queue group read of a record's columns: the keys of a group with `order=key`, and what
+its filter looks at.
 
 A record's key is its key, or the value of the column that the group's `order_by` names. Records without one are in no
-order.
+order. A filter looks at the columns of a topic that has columns. Of records it looks at `key` and `timestamp`, as
+consumers see them: a record without a time of its own has that of its batch.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from mq_protocol.arrow import RECORD_SCHEMA
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
 from mq_protocol.queue_settings import Order, QueueSettings
+from mq_protocol.sql.row_filter import RowFilter, parse_filter
 
 RECORD_KEY: Final = "key"
 
@@ -83,3 +86,26 @@ def _is_key(kind: pa.DataType) -> bool:
 
 def _is_binary(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+_TIMESTAMP: Final = "timestamp"
+_OF_RECORDS: Final = pa.schema([RECORD_SCHEMA.field("key"), RECORD_SCHEMA.field(_TIMESTAMP)])
+_BARRED: Final = ("value", "headers", "offset", "partition", "topic", "priority", "deliveries", "failures")
+
+
+def bound_filter(text: str, schema: pa.Schema) -> RowFilter:
+    """The filter for a topic with this schema. Raises `InvalidSetting` that says which character, column or literal is
+    wrong."""
+    if schema == RECORD_SCHEMA:
+        return parse_filter(text, _OF_RECORDS, _BARRED)
+    return parse_filter(text, schema)
+
+
+def kept(row_filter: RowFilter, rows: pa.RecordBatch, schema: pa.Schema, timestamp_us: int) -> pa.BooleanArray:
+    """For each row whether it is kept. `rows`: the filter's columns of a stored batch, which has this time."""
+    at = rows.schema.get_field_index(_TIMESTAMP) if schema == RECORD_SCHEMA else -1
+    if at >= 0:
+        field = rows.schema.field(at)
+        times = pc.fill_null(rows.column(at), pa.scalar(timestamp_us, pa.int64()).cast(field.type))
+        rows = rows.set_column(at, field, times)
+    return row_filter.mask(rows)
