@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from mq_client.described import described
 from mq_protocol import mq_pb2 as pb
 
 STATES: Final[Mapping[str, pb.RecordState.ValueType]] = MappingProxyType(
@@ -95,6 +96,16 @@ class QueuePartition:
     blocked_by_key: str = ""
 
 
+class _Sum:
+    """Of the field of that name, over all partitions."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, of: QueueDescription | None, owner: type) -> int:
+        return sum(getattr(each, self._name) for each in of.partitions) if of is not None else 0
+
+
 @dataclass(frozen=True, slots=True)
 class QueueDescription:
     """A queue group now: each partition as its leader knows it."""
@@ -114,41 +125,15 @@ class QueueDescription:
     def settings(self) -> Mapping[str, str]:
         return self.info.settings
 
-    @property
-    def ready(self) -> int:
-        return sum(each.ready for each in self.partitions)
-
-    @property
-    def leased(self) -> int:
-        return sum(each.leased for each in self.partitions)
-
-    @property
-    def delayed(self) -> int:
-        return sum(each.delayed for each in self.partitions)
-
-    @property
-    def doomed(self) -> int:
-        return sum(each.doomed for each in self.partitions)
-
-    @property
-    def parked(self) -> int:
-        return sum(each.parked for each in self.partitions)
-
-    @property
-    def accepted(self) -> int:
-        return sum(each.accepted for each in self.partitions)
-
-    @property
-    def charged(self) -> int:
-        return sum(each.charged for each in self.partitions)
-
-    @property
-    def dead(self) -> int:
-        return sum(each.dead for each in self.partitions)
-
-    @property
-    def outbox(self) -> int:
-        return sum(each.outbox for each in self.partitions)
+    ready = _Sum()
+    leased = _Sum()
+    delayed = _Sum()
+    doomed = _Sum()
+    parked = _Sum()
+    accepted = _Sum()
+    charged = _Sum()
+    dead = _Sum()
+    outbox = _Sum()
 
     @property
     def alarms(self) -> dict[int, str]:
@@ -166,47 +151,20 @@ class QueueDescription:
 
 
 def described_info(told: pb.QueueInfo) -> QueueInfo:
-    return QueueInfo(told.topic, told.group, told.life, MappingProxyType(dict(sorted(told.settings.items()))))
+    return described(QueueInfo, told, settings=MappingProxyType(dict(sorted(told.settings.items()))))
 
 
 def described_partition(told: pb.QueuePartition) -> QueuePartition:
-    return QueuePartition(
-        partition=told.partition,
+    return described(
+        QueuePartition,
+        told,
         begun=told.life > 0,
-        base=told.base,
-        frontier=told.frontier,
-        log_end_offset=told.log_end_offset,
-        ready=told.ready,
-        leased=told.leased,
-        delayed=told.delayed,
-        doomed=told.doomed,
-        parked=told.parked,
-        oldest_ready_us=told.oldest_ready_us,
-        accepted=told.accepted,
         dropped=MappingProxyType(dict(sorted(told.dropped.items()))),
-        returned=told.returned,
-        charged=told.charged,
-        members=tuple(QueueMember(each.member, each.records) for each in told.members),
-        more_members=told.more_members,
-        runs_kept=told.runs_kept,
-        leader_epoch=told.leader_epoch,
-        dead=told.dead,
-        outbox=told.outbox,
-        alarm=told.alarm,
+        members=tuple(described(QueueMember, each) for each in told.members),
         blocked_by=told.blocked_by.offset if told.HasField("blocked_by") else None,
         blocked_by_key=told.blocked_by.key,
     )
 
 
 def described_run(partition: int, told: pb.QueueRun) -> QueueRun:
-    return QueueRun(
-        partition,
-        told.first,
-        told.end,
-        _NAMES.get(told.state, "any"),
-        told.deliveries,
-        told.failures,
-        told.due_us,
-        told.error,
-        told.member,
-    )
+    return described(QueueRun, told, partition=partition, state=_NAMES.get(told.state, "any"))

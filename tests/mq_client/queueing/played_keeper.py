@@ -16,10 +16,9 @@ from google.protobuf.message import Message
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import TritonMQError
 from mq_client.queueing import keeper as keeper_module
-from mq_client.queueing.keeper import Keeper
+from mq_client.queueing.holdings import Credit, Place, Terms
+from mq_client.queueing.keeper import GATHER_S, Keeper
 from mq_client.queueing.leases import HeldLease
-from mq_client.queueing.places import Credit, Place, Terms
-from mq_client.queueing.planning import GATHER_S
 from mq_client.queueing.shelf import Rows
 from mq_client.queueing.work_streams import Told
 from mq_protocol import mq_pb2 as pb

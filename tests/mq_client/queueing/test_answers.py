@@ -18,7 +18,7 @@ from mq_client.errors import (
     UnknownQueue,
     Unreachable,
 )
-from mq_client.queueing.answers import DECLARED_S
+from mq_client.queueing.sessions import DECLARED_S
 from mq_client.queueing.settling import ACK, RELEASE
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire

@@ -14,7 +14,7 @@ from mq_client.errors import (
     UnknownQueue,
     UnknownTopic,
 )
-from mq_client.queueing.planning import GATHER_S
+from mq_client.queueing.keeper import GATHER_S
 from mq_client.queueing.settling import ACK, failed
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.manifest import StagedPart

@@ -11,9 +11,8 @@ import pytest
 
 from mq_client.consuming.slices import StoredSlice
 from mq_client.errors import CorruptBatch, OffsetOutOfRange, TritonMQError, UnknownTopic, Unreachable
-from mq_client.queueing import reading
 from mq_client.queueing.leases import DONE, SETTLING, HeldLease
-from mq_client.queueing.reading import RowReader
+from mq_client.queueing.queue import RowReader
 from mq_protocol import mq_pb2 as pb
 from tests.mq_client.cluster.scripted import topic_info
 from tests.mq_client.queueing.played_keeper import SCHEMA, Played, lent
@@ -44,9 +43,8 @@ class Reading:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *ranges: int, accept: bool = False) -> None:
         self.played = Played(monkeypatch, in_flight_max=1_000, accept=accept)
-        self.log = Log()
-        monkeypatch.setattr(reading, "Reader", lambda *_: self.log)
-        self.reader = RowReader(self.played.keeper)
+        self.log: Any = Log()
+        self.reader = RowReader(self.played.keeper, self.log)
         self.waits: list[float] = []
         unread: Any = SimpleNamespace(
             wait=lambda seconds: self.waits.append(seconds), notify=lambda: None, notify_all=lambda: None

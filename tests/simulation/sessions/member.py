@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import LeaseLost
+from mq_client.queueing.holdings import Credit, Terms
 from mq_client.queueing.keeper import Keeper
 from mq_client.queueing.leases import HeldLease
-from mq_client.queueing.places import Credit, Terms
 from mq_client.queueing.settling import ACK, RELEASE, Word, failed, rejected
 from mq_client.queueing.shelf import Rows
 from mq_protocol import mq_pb2 as pb
