@@ -102,7 +102,7 @@ class Keeper:
     taken in yet. Everything under `lock`. `changed` is notified when there are records to take, when an error ends the
     queue, and when the turns end; `unread` when rows are to be read. `_streams` and `_turns`: once it is started."""
 
-    def __init__(self, connection: Connection, terms: Terms) -> None:
+    def __init__(self, connection: Connection, terms: Terms, clock: Callable[[], float] = time.monotonic) -> None:
         self.connection = connection
         self.terms = terms
         self.lock = threading.Lock()
@@ -124,6 +124,7 @@ class Keeper:
             connection, self.holdings, self._answers, lambda: self._streams(), self._hear_later, first
         )
         self.over = False
+        self._clock = clock
         self._close_by = math.inf
         self._process = os.getpid()
         self._ended = threading.Event()
@@ -167,7 +168,7 @@ class Keeper:
             self._check_open(lease, index)
             box = self.holdings.places[lease.partition].settles
             first = not box
-            self.holdings.say_one(lease, index, word, tally, time.monotonic())
+            self.holdings.say_one(lease, index, word, tally, self._clock())
             if first or self._hurries(box):
                 self.wake()
             self._note_free()
@@ -182,7 +183,7 @@ class Keeper:
             if bool((lease.states[indexes] >= SETTLING).any()):
                 raise InvalidRequest(f"{self._named(lease)}: some of these records have an outcome already")
             tally = Tally(self._where(lease), len(indexes), lost=lost)
-            self.holdings.say(lease, indexes, word, tally, time.monotonic())
+            self.holdings.say(lease, indexes, word, tally, self._clock())
             self.wake()
             self._note_free()
         return tally.future
@@ -227,7 +228,7 @@ class Keeper:
             place.number += 1
             tally = Tally(self._where(lease), len(indexes))
             word = Word(pb.OUTCOME_ACK, outputs=StagedOutputs(parts, place.number))
-            self.holdings.say(lease, indexes, word, tally, time.monotonic())
+            self.holdings.say(lease, indexes, word, tally, self._clock())
             self.wake()
             self._note_free()
         return tally.future
@@ -238,7 +239,7 @@ class Keeper:
         with self.lock:
             lost, indexes = self._without_lost(lease, indexes)
             tally = Tally(self._where(lease), len(indexes), lost=lost)
-            self.holdings.places[lease.partition].extensions.add(lease, indexes, EXTEND, tally, time.monotonic())
+            self.holdings.places[lease.partition].extensions.add(lease, indexes, EXTEND, tally, self._clock())
             self.wake()
         return tally.future
 
@@ -260,7 +261,7 @@ class Keeper:
         with self.lock:
             if self.closing:
                 return 0
-            now, self.closing = time.monotonic(), True
+            now, self.closing = self._clock(), True
             self._close_by = now + deadline.remaining_s
             self.holdings.shelf.clear()
             self.holdings.unread.clear()
@@ -279,7 +280,7 @@ class Keeper:
     def join(self) -> None:
         """Until the last turn, which is taken by the deadline of `close_soon`."""
         if self._turns is not None and not on_loop():
-            left_s = self._close_by - time.monotonic()  # endless if a turn failed
+            left_s = self._close_by - self._clock()  # endless if a turn failed
             self._ended.wait(max(0.0, min(left_s, threading.TIMEOUT_MAX - _JOIN_S)) + _JOIN_S)
 
     def drop(self, lease: HeldLease, indexes: Indexes, state: int) -> None:
@@ -289,7 +290,7 @@ class Keeper:
 
     def say(self, lease: HeldLease, indexes: Indexes, word: Word) -> None:
         """The outcome of records that the application is not given. Under `lock`."""
-        self.holdings.say(lease, indexes, word, None, time.monotonic())
+        self.holdings.say(lease, indexes, word, None, self._clock())
         self.wake()
 
     def note_size(self, lease: HeldLease, bytes_each: float) -> None:
@@ -341,7 +342,7 @@ class Keeper:
         turns = self._turns
         assert turns is not None
         with self.lock:
-            now = time.monotonic()
+            now = self._clock()
             tallies: list[Tally] = []
             news = bool(self._heard)
             while self._heard:

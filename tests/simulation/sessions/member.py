@@ -102,7 +102,7 @@ class Member:
         self.connection = Scripted(Clock())
         self.hear_who_leads()
         terms = Terms(TOPIC, GROUP, name, random.randbytes(16), credit, max(hands, batch), lease_ms, accept)
-        self.keeper = Keeper(self.connection, terms)
+        self.keeper = Keeper(self.connection, terms, asyncio.get_running_loop().time)
         stand_ins: Any = _Told(lambda: on_change(self)), _Told(self._read_soon), _Refreshes(self)
         self.keeper.changed, self.keeper.unread, self.keeper._refresher = stand_ins
         self._reading = False
