@@ -13,11 +13,21 @@ from mq_client.cluster.deadline import Deadline, positive_ms
 from mq_client.cluster.listening import REFUSED_S
 from mq_client.cluster.paging import Parts
 from mq_client.cluster.requests import ask_offsets, delete_group, move_cursors, purge
-from mq_client.cluster_descriptions import BrokerDescription as BrokerDescription
-from mq_client.cluster_descriptions import ClusterDescription as ClusterDescription
-from mq_client.cluster_descriptions import Upgrade as Upgrade
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.described import described
+from mq_client.descriptions import (
+    BrokerDescription,
+    ClusterDescription,
+    GroupDescription,
+    PartitionMove,
+    PartitionMoves,
+    Recovery,
+    TopicDescription,
+    Upgrade,
+    described_group,
+    described_topic,
+    freshness,
+)
 from mq_client.errors import (
     GroupInUse,
     InvalidRequest,
@@ -28,21 +38,13 @@ from mq_client.errors import (
     UnknownGroup,
     UnknownTopic,
 )
-from mq_client.floor_admin import FloorAdministrator
-from mq_client.group_descriptions import GroupDescription, described_group, freshness
 from mq_client.observation import ObservingAdministrator
 from mq_client.peek import PEEK_RECORDS_MAX, peek
 from mq_client.producing.batches import to_timestamp_us
 from mq_client.producing.classes import schema_of
 from mq_client.queueing.administrator import QueueAdministrator
-from mq_client.quota_admin import QuotaAdministrator
 from mq_client.security import Security
-from mq_client.token_admin import TokenAdministrator
-from mq_client.topic_descriptions import PartitionDescription as PartitionDescription
-from mq_client.topic_descriptions import PartitionMove as PartitionMove
-from mq_client.topic_descriptions import PartitionMoves, described_topic
-from mq_client.topic_descriptions import Recovery as Recovery
-from mq_client.topic_descriptions import TopicDescription as TopicDescription
+from mq_client.security_admin import SecurityAdministrator
 from mq_client.topic_making import SPREAD_MS, TopicMaker
 from mq_client.transaction_admin import TransactionAdministrator
 from mq_protocol import limits
@@ -70,9 +72,7 @@ class Admin(
     QueueAdministrator,
     ObservingAdministrator,
     TransactionAdministrator,
-    TokenAdministrator,
-    QuotaAdministrator,
-    FloorAdministrator,
+    SecurityAdministrator,
     TopicMaker,
 ):
     """Asks about the cluster and changes it. Thread-safe. `timeout_ms`: for each call, retries included.

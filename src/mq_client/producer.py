@@ -33,13 +33,12 @@ from mq_client.producing.batches import (
 )
 from mq_client.producing.futures import BatchOutcome, Outcome, RecordFuture, TableFuture, TableOutcome
 from mq_client.producing.lanes import NOT_SCHEDULED, USUAL, Attributes
-from mq_client.producing.many import binaries, listed, rows_table
 from mq_client.producing.partitioners import Partitioner, choice_of
+from mq_client.producing.rows import binaries, listed, rows_table
 from mq_client.producing.scheduling import Cancellation, attributes_of, batch_of_one, cancel, due_of
 from mq_client.producing.sender import Sender
-from mq_client.producing.splitting import Shipment, pieces_of_ways, ways_of
+from mq_client.producing.splitting import Shipment, partition_of_uuid, piece_uuid, pieces_of_ways, uuid_bytes, ways_of
 from mq_client.producing.targets import Target
-from mq_client.producing.uuids import partition_of_uuid, piece_uuid, uuid_bytes
 from mq_client.security import Security
 from mq_client.serializers import Serializer, serializer_of
 from mq_client.tracing import sending

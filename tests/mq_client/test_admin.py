@@ -21,8 +21,8 @@ from mq_client import (
     UnknownTopic,
     Unreachable,
 )
-from mq_client.admin import PartitionMove
 from mq_client.cluster.connection import Connection
+from mq_client.descriptions import PartitionMove
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA

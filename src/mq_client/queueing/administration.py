@@ -13,9 +13,7 @@ from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.paging import Parts
 from mq_client.cluster.requests import ask_leaders
 from mq_client.consuming.record_queue import ConsumerRecord, batch_to_records
-from mq_client.errors import InvalidRequest, OffsetOutOfRange, UnknownQueue
-from mq_client.producing.batches import to_timestamp_us
-from mq_client.queueing.descriptions import (
+from mq_client.descriptions import (
     QueueDescription,
     QueueInfo,
     QueueRun,
@@ -23,6 +21,8 @@ from mq_client.queueing.descriptions import (
     described_partition,
     described_run,
 )
+from mq_client.errors import InvalidRequest, OffsetOutOfRange, UnknownQueue
+from mq_client.producing.batches import to_timestamp_us
 from mq_client.queueing.leases import from_gaps
 from mq_client.reader import Reader
 from mq_protocol import mq_pb2 as pb

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.requests import ask_offsets
+from mq_client.descriptions import QueueInfo, QueueRun
 from mq_client.errors import InvalidRequest, LeaseLost, OutcomeUnknown, Overloaded, UnknownQueue, UnknownTopic
 from mq_client.queueing.administration import declare, describe, find_queue, list_queues, runs, sweep
-from mq_client.queueing.descriptions import QueueInfo, QueueRun
 from mq_client.queueing.queue import Queue
 from mq_client.queueing.records import LeasedBatch
 from mq_client.reader import Reader
