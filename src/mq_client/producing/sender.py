@@ -144,6 +144,9 @@ class Sender:
         acks: pb.Acks.ValueType,
         on_changed_topic: Callable[[str], None] = lambda topic: None,
         metadata_age_s_max: float = math.inf,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        open_stream: Callable[..., ProduceStream] = ProduceStream,
     ) -> None:
         self.lock = threading.Lock()
         self.work = threading.Condition(self.lock)
@@ -152,6 +155,8 @@ class Sender:
         self.failures: list[Answer] = []  # nobody had looked at these when they were told
         self.died: TritonMQError | None = None
         self._connection = connection
+        self._clock = clock
+        self._open_stream = open_stream
         self._acks = acks
         self._on_changed_topic = on_changed_topic
         self._streams: dict[str, ProduceStream] = {}
@@ -184,7 +189,7 @@ class Sender:
     def flush(self, deadline: Deadline) -> None:
         """Until everything given so far has its answer. Raises `OutcomeUnknown` at the deadline."""
         with self.lock:
-            self.accumulator.close_all(time.monotonic())
+            self.accumulator.close_all(self._clock())
             waiting = [batch for lane in self.accumulator.busy() for batch in lane.batches]
             self.work.notify()
             while waiting:
@@ -201,7 +206,7 @@ class Sender:
         answers: list[Answer] = []
         with self.lock:
             self._stopping = True
-            self.accumulator.close_all(time.monotonic())
+            self.accumulator.close_all(self._clock())
             for lane in self.accumulator.busy():
                 answers += [self.accumulator.give_up(lane, batch) for batch in list(lane.batches)]
             self._note(answers)
@@ -229,7 +234,7 @@ class Sender:
     def _give_up_all(self, error: TritonMQError) -> None:
         with self.lock:
             self.died = error
-            self.accumulator.close_all(time.monotonic())
+            self.accumulator.close_all(self._clock())
             answers = [
                 answer for lane in self.accumulator.busy() for answer in self.accumulator.refuse_all(lane, error)
             ]
@@ -241,7 +246,7 @@ class Sender:
             with self.lock:
                 if self._stopping:
                     return
-                now = time.monotonic()
+                now = self._clock()
                 ready, answers, wake = self._plan(now)
                 self._note(answers)
                 if not ready and not answers:
@@ -347,7 +352,7 @@ class Sender:
         stream = self._streams.get(address)
         if stream is None:
             client = self._connection.client
-            stream = self._streams[address] = ProduceStream(address, self._on_results, self._on_broken, client)
+            stream = self._streams[address] = self._open_stream(address, self._on_results, self._on_broken, client)
         return stream
 
     def _wake(self) -> None:
@@ -385,7 +390,7 @@ class Sender:
 
     def _on_results(self, stream: ProduceStream, results: Sequence[pb.ProduceResult]) -> None:
         answers: list[Answer] = []
-        now = time.monotonic()
+        now = self._clock()
         with self.lock:
             for result in results:
                 stream.bytes -= stream.correlations.pop(result.correlation, 0)
@@ -424,7 +429,7 @@ class Sender:
             error = InternalError(
                 f"the broker says that records {sorted(places)[:5]} of {count} are there already: see its log"
             )
-            return _final(self.accumulator.refuse(result.correlation, error, time.monotonic()))
+            return _final(self.accumulator.refuse(result.correlation, error, self._clock()))
         return _final(self.accumulator.shorten(result.correlation, places))
 
     def _learn(self, lane: Lane, error: TritonMQError) -> None:
@@ -438,7 +443,7 @@ class Sender:
 
     def _on_broken(self, stream: ProduceStream, error: TritonMQError, reached: bool) -> None:
         answers: list[Answer] = []
-        now = time.monotonic()
+        now = self._clock()
         with self.lock:
             if self._streams.get(stream.address) is stream:
                 del self._streams[stream.address]

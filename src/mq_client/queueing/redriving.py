@@ -190,15 +190,24 @@ def _open_group(connection: Connection, order: Order, found: QueueInfo | None, d
 class _Redrive:
     """Owns one run: a member of the group, until nothing is left that was there when it began."""
 
-    def __init__(self, connection: Connection, order: Order, ends: Mapping[int, int], timeout_ms: float) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        order: Order,
+        ends: Mapping[int, int],
+        timeout_ms: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._connection = connection
         self._order = order
         self._ends = ends
         self._timeout_ms = timeout_ms
+        self._clock, self._sleep = clock, sleep
         self._views: dict[str, TopicView | RefusedError] = {}
         self._sent = Counter[str]()
         self._refused = Counter[str]()
-        self._next_at = time.monotonic()
+        self._next_at = clock()
 
     def run(self) -> Redriven:
         order = self._order
@@ -328,9 +337,9 @@ class _Redrive:
     def _pace(self, records: int) -> None:
         if self._order.rate is None:
             return
-        now = time.monotonic()
+        now = self._clock()
         if self._next_at > now:
-            time.sleep(self._next_at - now)
+            self._sleep(self._next_at - now)
         self._next_at = max(self._next_at, now) + records / self._order.rate
 
 
