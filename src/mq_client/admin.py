@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
+from itertools import chain
 from types import TracebackType
 
 import pyarrow as pa
@@ -12,7 +14,7 @@ from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline, positive_ms
 from mq_client.cluster.listening import REFUSED_S
 from mq_client.cluster.paging import Parts
-from mq_client.cluster.requests import ask_offsets, delete_group, move_cursors, purge
+from mq_client.cluster.requests import ask_each, ask_offsets, delete_group, move_cursors, purge
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.described import described
 from mq_client.descriptions import (
@@ -522,27 +524,16 @@ class Admin(
         """Every cursor, and which brokers did not answer. Each replica tells what it knows: the leader's word holds,
         and without one the newest.
         """
-        deadline = Deadline(self._timeout_ms)
-        self._connection.metadata(deadline)
+        cursors_at = partial(self._cursors_at, group)
+        told, silent = ask_each(self._connection, _LEADER_MS, cursors_at, Deadline(self._timeout_ms))
         found: dict[tuple[str, str, int], pb.GroupCursor] = {}
-        addresses = self._connection.addresses()
-        silent: list[str] = []
-        for address in addresses:
-            limit = deadline.at_most(_LEADER_MS if len(addresses) > 1 else self._timeout_ms)
-            try:
-                told = self._cursors_at(address, group, limit)
-            except TritonMQError as error:
-                silent.append(address)
-                if len(silent) == len(addresses) or not error.retriable:
-                    raise
-                continue
-            for cursor in told:
-                place = (cursor.group, cursor.topic, cursor.partition)
-                if place not in found or freshness(found[place]) < freshness(cursor):
-                    found[place] = cursor
+        for cursor in chain.from_iterable(told.values()):
+            place = (cursor.group, cursor.topic, cursor.partition)
+            if place not in found or freshness(found[place]) < freshness(cursor):
+                found[place] = cursor
         return list(found.values()), silent
 
-    def _cursors_at(self, address: str, group: str, deadline: Deadline) -> list[pb.GroupCursor]:
+    def _cursors_at(self, group: str, address: str, deadline: Deadline) -> list[pb.GroupCursor]:
         """All that one broker has, asked for until it has no more."""
         request = pb.GroupsRequest(group=group)
         found, parts = list[pb.GroupCursor](), Parts()
