@@ -9,6 +9,7 @@ from mq_client.errors import (
     InternalError,
     InvalidRequest,
     LeaseLost,
+    MemberInUse,
     NotEnoughReplicas,
     NotLeader,
     OutcomeUnknown,
@@ -68,6 +69,7 @@ def test_rows_that_come_with_a_lease_are_handed_out_and_weigh_what_they_took() -
         (Unreachable("gone"), True, True),
         (OutcomeUnknown("no answer"), True, True),
         (InvalidRequest("never"), False, False),
+        (MemberInUse("another process works as member 'm'"), False, False),
     ],
 )
 def test_what_passes_is_asked_again_after_a_pause_and_what_does_not_ends_the_queue(
