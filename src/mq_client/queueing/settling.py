@@ -20,6 +20,7 @@ import numpy as np
 
 from mq_client.cluster.loop import on_loop
 from mq_client.errors import LeaseLost, TritonMQError
+from mq_client.producing.futures import LazyFuture
 from mq_client.queueing.leases import HeldLease, Indexes, runs_count, to_gaps
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import shortened
@@ -101,26 +102,19 @@ class Callbacks:
 callbacks: Final = Callbacks()
 
 
-class OutcomeFuture(Future[None]):
+class OutcomeFuture(LazyFuture[None]):
     """Ends when its records' outcome is committed. Made real when somebody first looks at it: most are never looked at,
     and what a future consists of takes longer to make than all the rest of an outcome. Cannot be cancelled."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally  # Future.__init__ is called by Tally.look_at
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def _make_real(self) -> None:
         self._tally.look_at(self)
-        return object.__getattribute__(self, name)
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
         """It is called in a thread of this client's, or here and now if the future has ended."""
         super().add_done_callback(partial(_call, fn))
-
-    def cancel(self) -> bool:
-        """Always False."""
-        return False
 
 
 def _call(function: Callable[[Future[None]], object], future: Future[None]) -> None:
