@@ -11,12 +11,8 @@ import pytest
 
 from mq_broker.broker.groups.sharing import IDLE_ALARM_MS
 from mq_broker.measured import ALARMS
-<<<<<<< HEAD
-from mq_protocol.sharing import member_of_partition
-from tests.coroutines import virtual_time
-=======
 from mq_protocol.partitioner import member_of_partition
->>>>>>> spark
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import standalone
 from tests.mq_broker.broker.groups.test_sharing import Case, Reader
 from tests.virtual.world import in_virtual_time
