@@ -9,8 +9,8 @@ import pytest
 
 from mq_client.cluster import loop as loop_module
 from mq_client.cluster.client import Client as Caller
-from mq_client.consuming import session
 from mq_client.consuming import feeds as feeds_module
+from mq_client.consuming import session
 from mq_protocol.sql.ddl import parse_schema
 from tests.mq_client.cluster.scripted import topic_info
 from tests.mq_client.consuming.played_subscription import Client, Stream
