@@ -225,17 +225,15 @@ async def connected(served: Served, tls: ssl.SSLContext | None = None) -> AsyncI
         writer.transport.abort()
 
 
-def run(scenario: Callable[[Served], Any], authority: Authority | None = None, **options: Any) -> None:
-    async def main() -> None:
-        served = Served(authority, **options)
-        served.server.start()
-        try:
-            async with asyncio.timeout(3 * DEADLINE_S):
-                await scenario(served)
-        finally:
-            await served.server.stop()
-
-    asyncio.run(main())
+@contextlib.asynccontextmanager
+async def serving(authority: Authority | None = None, **options: Any) -> AsyncIterator[Served]:
+    served = Served(authority, **options)
+    served.server.start()
+    try:
+        async with asyncio.timeout(3 * DEADLINE_S):
+            yield served
+    finally:
+        await served.server.stop()
 
 
 async def until(true: Callable[[], bool]) -> None:

@@ -214,7 +214,7 @@ class Topics:
         known = {topic.spec.topic_id: topic for topic in before.values()}
         after = {name: topic for name, spec in present.items() if (topic := self._read(spec, known.get(spec.topic_id)))}
         changed: set[str] = set()
-        for name in names:
+        for name in sorted(names):  # topics have one order, however strings are hashed
             if name in present:
                 self._present[name] = present[name].topic_id, len(present[name].assignment)
             else:
