@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, answer_options, connection_options
-from mq_cli.in_force import tell_of_those_that_do_not_judge, told_of_brokers
-from mq_cli.output import (
-    Column,
-    F,
-    checking_what_was_typed,
-    confirm,
-    counted,
-    document,
-    say,
-    show,
-    write,
-    write_json,
-    yes_option,
+from mq_cli.commands import command_group, flag, option, several
+from mq_cli.connection import CONNECTION, Connection
+from mq_cli.output import JSON, YES, Column, confirm, counted, document, say, write, write_json
+from mq_cli.principals import (
+    ANONYMOUS,
+    PRINCIPAL,
+    SOMEBODY,
+    is_superuser,
+    say_if_unknown,
+    tell_of_those_that_do_not_judge,
+    told_of_brokers,
 )
-from mq_cli.principals import ANONYMOUS, checked, is_superuser, say_if_unknown
+from mq_cli.values import checking_what_was_typed
 from mq_protocol.rights import CLUSTER_NAME, OPERATIONS, Kind, Operation, shown_name
 from mq_protocol.rights import command as command_for
 
@@ -39,7 +35,7 @@ _PROGRESS = (Operation.READ, Kind.GROUP, "spark-", True)
 """A query reports how far it is as a group of this name, unless it was given another."""
 
 
-@click.group(cls=CommandGroup)
+@command_group()
 def acl() -> None:
     """Who may do what.
 
@@ -77,42 +73,27 @@ class _RightsCommand(click.Command):
             ) from error
 
 
-def _rights(command: F) -> F:
-    """The operations, and what they are done with."""
-    for operation in reversed(Operation):
-        kinds = ", ".join(kind.lower() for kind in Kind if operation in OPERATIONS[kind])
-        command = click.option(f"--{operation.lower()}", operation, is_flag=True, help=f"Of: {kinds}.")(command)
-    literal = click.option("--literal", is_flag=True, help="A * is a letter of the name.")
-    command = literal(command)
-    command = click.option("--cluster", is_flag=True, help="The cluster itself.")(command)
-    for kind in reversed(_NAMED):
-        metavar = f"{kind.upper()}[*]"
-        command = click.option(f"--{kind.lower()}", kind, multiple=True, metavar=metavar, help=f"A {kind.lower()}.")(
-            command
-        )
-    return command
+_DONE_WITH: dict[str, Any] = {
+    **{kind: option(f"A {kind.lower()}.", multiple=True, metavar=f"{kind.upper()}[*]") for kind in _NAMED},
+    "cluster": flag("The cluster itself."),
+    "literal": flag("A * is a letter of the name."),
+    **{
+        operation: flag(f"Of: {', '.join(kind.lower() for kind in Kind if operation in OPERATIONS[kind])}.")
+        for operation in Operation
+    },
+}
+"""The operations, and what they are done with."""
 
-
-def _whole_options(command: F) -> F:
-    for name, parameter, text in (
-        ("--spark-sink", "spark_sink", "All that a Spark query needs to write this topic."),
-        ("--spark-source", "spark_source", "All that a Spark query needs to read this topic."),
-    ):
-        command = click.option(name, parameter, multiple=True, metavar="TOPIC[*]", help=text)(command)
-    return command
-
-
-_principal = click.argument("principal", metavar="PRINCIPAL", callback=checked)
-
-
-def _rules_options(command: F) -> F:
-    return _principal(_rights(_whole_options(command)))
+_WHOLE: dict[str, Any] = {
+    "spark_source": option("All that a Spark query needs to read this topic.", multiple=True, metavar="TOPIC[*]"),
+    "spark_sink": option("All that a Spark query needs to write this topic.", multiple=True, metavar="TOPIC[*]"),
+}
+RIGHTS: Final = several(_DONE_WITH)
+RULES: Final = several({**_DONE_WITH, **_WHOLE})
 
 
 @acl.command(cls=_RightsCommand)
-@_rules_options
-@connection_options
-def allow(principal: str, connection: Connection, **said: Any) -> int:
+def allow(principal: str = PRINCIPAL, said: dict[str, Any] = RULES, connection: Connection = CONNECTION) -> int:
     """Allow PRINCIPAL (`User:NAME`, or `*` for everybody) to do something.
 
     `tritonmq acl allow User:etl --read --topic 'orders-*' --group etl`: every operation that is named, on every
@@ -122,9 +103,7 @@ def allow(principal: str, connection: Connection, **said: Any) -> int:
 
 
 @acl.command(cls=_RightsCommand)
-@_rules_options
-@connection_options
-def deny(principal: str, connection: Connection, **said: Any) -> int:
+def deny(principal: str = PRINCIPAL, said: dict[str, Any] = RULES, connection: Connection = CONNECTION) -> int:
     """Deny PRINCIPAL something, whatever other rules allow. Whoever is denied to describe is denied everything."""
     rules = _new_rules(principal, said, deny=True)
     if principal.startswith("User:"):
@@ -134,12 +113,14 @@ def deny(principal: str, connection: Connection, **said: Any) -> int:
 
 
 @acl.command(cls=_RightsCommand)
-@_rules_options
-@click.option("--deny", "denying", is_flag=True, help="Rules that deny; else those that allow.")
-@click.option("--all", "everything", is_flag=True, help="Every rule of PRINCIPAL.")
-@yes_option
-@connection_options
-def remove(principal: str, denying: bool, everything: bool, yes: bool, connection: Connection, **said: Any) -> int:
+def remove(
+    principal: str = PRINCIPAL,
+    said: dict[str, Any] = RULES,
+    denying: bool = flag("Rules that deny; else those that allow.", "--deny"),
+    everything: bool = flag("Every rule of PRINCIPAL.", "--all"),
+    yes: bool = YES,
+    connection: Connection = CONNECTION,
+) -> int:
     """Remove rules of PRINCIPAL: just those that the same words would make. Others are left alone.
 
     Asks first; in a script it needs --yes.
@@ -160,35 +141,25 @@ def remove(principal: str, denying: bool, everything: bool, yes: bool, connectio
     return _change(connection, remove=rules)
 
 
-@acl.command("list")
-@click.argument("principal", metavar="[PRINCIPAL]", default="", callback=checked)
-@answer_options
-def list_rules(principal: str, as_json: bool, connection: Connection) -> None:
+@acl.command("list", columns=_COLUMNS)
+def list_rules(admin: Admin, principal: str = SOMEBODY) -> Sequence[AclRule]:
     """List the rules: of PRINCIPAL alone, or all."""
-    with connection.admin() as admin:
-        found = admin.acls(principal)
-        tell_of_those_that_do_not_judge(admin.not_judging())
-    show(found, _COLUMNS, as_json=as_json)
+    found = admin.acls(principal)
+    tell_of_those_that_do_not_judge(admin.not_judging())
+    return found
 
 
 @acl.command(cls=_RightsCommand)
-@_principal
-@_rights
-@answer_options
-def check(principal: str, as_json: bool, connection: Connection, **said: Any) -> int:
+def check(
+    principal: str = PRINCIPAL, said: dict[str, Any] = RIGHTS, as_json: bool = JSON, connection: Connection = CONNECTION
+) -> int:
     """Say whether PRINCIPAL may do something, and by which rule. Exit code 1: it may not.
 
     `tritonmq acl check User:etl --read --topic orders`
     """
-    said["literal"] = True
-    asked = _rules(principal, said, deny=False)
-    allowed = True
-    answers = []
+    asked = _rules(principal, {**said, "literal": True}, deny=False)
     with connection.admin() as admin:
-        for rule in asked:
-            verdict = admin.check_acl(principal, rule.operation, rule.kind, rule.name)
-            allowed = allowed and verdict.allowed
-            answers.append((rule, verdict))
+        answers = [(rule, admin.check_acl(principal, rule.operation, rule.kind, rule.name)) for rule in asked]
         tell_of_those_that_do_not_judge(admin.not_judging())
     if as_json:
         asked_columns = [column for column in _COLUMNS if column.name in ("operation", "kind", "name")]
@@ -197,7 +168,7 @@ def check(principal: str, as_json: bool, connection: Connection, **said: Any) ->
         for rule, verdict in answers:
             because = f"{verdict.why}: {verdict.rule}" if verdict.rule is not None else verdict.why
             write(f"{rule.operation} {_resource(rule)}: {'allowed' if verdict.allowed else 'denied'}, {because}")
-    return 0 if allowed else 1
+    return 0 if all(verdict.allowed for _, verdict in answers) else 1
 
 
 # ---------------------------------------------------------------- what was said

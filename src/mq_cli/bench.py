@@ -13,14 +13,16 @@ import uuid
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Final
 
 import click
 import numpy as np
 
-from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, bootstrap_option, timeout_option
-from mq_cli.output import F, Seconds, bytes_text, counted, json_option, say, write, write_json
+from mq_cli.commands import command_group, option, several
+from mq_cli.connection import Connection
+from mq_cli.output import JSON, bytes_text, counted, say, write, write_json
+from mq_cli.values import Seconds
 
 if TYPE_CHECKING:
     from mq_client import Admin
@@ -65,7 +67,7 @@ class Samples:
         return {**named, "max": round(self.longest * 1000, 3)}
 
 
-@click.group(cls=CommandGroup)
+@command_group()
 def bench() -> None:
     """Measure this cluster from here, on a topic that is made for it and deleted afterwards.
 
@@ -73,37 +75,73 @@ def bench() -> None:
     """
 
 
-def bench_options(command: F) -> F:
-    for option in (
-        click.option("--size", type=click.IntRange(8, 1 << 20), default=100, show_default=True, help="Bytes a record."),
-        click.option("--partitions", type=click.IntRange(1, 1000), default=3, show_default=True),
-        click.option("--replicas", type=click.IntRange(min=1), help="Default: 3, or as many as there are brokers."),
-        click.option("--durability", type=click.Choice(["fsync", "os", "memory"]), default="fsync", show_default=True),
-        json_option,
-        bootstrap_option,
-        timeout_option,
-    ):
-        command = option(command)
-    return command
+_TIMEOUT_FIRST = sorted(fields(Connection), key=lambda each: each.name != "timeout_s")
 
 
-def seconds_option(command: F) -> F:
-    return click.option(
-        "--seconds", "seconds", type=Seconds(min=0.1, max=3600), default=10.0, show_default=True, metavar="SECONDS"
-    )(command)
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What is measured with, and how it is told."""
+
+    connection: Connection = several({each.name: each for each in _TIMEOUT_FIRST}, make=Connection.typed)
+    as_json: bool = JSON
+    durability: str = option(type=click.Choice(["fsync", "os", "memory"]), default="fsync")
+    replicas: int | None = option("Default: 3, or as many as there are brokers.", type=click.IntRange(1))
+    partitions: int = option(type=click.IntRange(1, 1000), default=3)
+    size: int = option("Bytes a record.", type=click.IntRange(8, 1 << 20), default=100)
+
+    @contextmanager
+    def topic(self) -> Iterator[str]:
+        """A topic of its own, deleted afterwards, whatever happened."""
+        name = f"bench-{uuid.uuid4().hex[:12]}"
+        with self.connection.admin() as admin:
+            replicas = self.replicas or min(_REPLICAS_USUAL, len(admin.describe_cluster().brokers))
+            admin.create_topic(name, partitions=self.partitions, replicas=replicas, durability=self.durability)
+            try:
+                yield name
+            finally:
+                _delete(admin, name)
+
+    def values(self) -> list[bytes]:
+        chosen = random.Random(1)  # noqa: S311 - a filling
+        return [chosen.randbytes(self.size) for _ in range(_VALUES)]
+
+    def tell(self, what: str, records: int, took_s: float, samples: Samples, word: str) -> None:
+        told, size = samples.milliseconds(), self.size
+        if self.as_json:
+            write_json(
+                {
+                    "what": what,
+                    "records": records,
+                    "record_bytes": size,
+                    "seconds": round(took_s, 3),
+                    "records_per_second": round(records / took_s, 1),
+                    "bytes_per_second": round(records * size / took_s),
+                    "latency_ms": told,
+                }
+            )
+            return
+        rate = f"{records / took_s:,.0f} records/s, {bytes_text(round(records * size / took_s))}/s"
+        write(f"{counted(records, 'record')} of {size} bytes in {took_s:.1f} s: {rate}")
+        if told:
+            write(f"{word}: " + ", ".join(f"{name} {value:,.1f} ms" for name, value in told.items()))
+
+
+BENCH: Final = several(Bench)
+SECONDS: Final = option(type=Seconds(min=0.1, max=3600), default=10.0, metavar="SECONDS")
 
 
 @bench.command()
-@seconds_option
-@click.option("--acks", type=click.Choice(["all", "leader", "none"]), default="all", show_default=True)
-@click.option("--rate", type=click.IntRange(min=1), help="Records a second. Default: as many as it can.")
-@bench_options
-def produce(seconds: float, acks: str, rate: int | None, as_json: bool, connection: Connection, **options: Any) -> None:
+def produce(
+    seconds: float = SECONDS,
+    acks: str = option(type=click.Choice(["all", "leader", "none"]), default="all"),
+    rate: int | None = option("Records a second. Default: as many as it can.", type=click.IntRange(1)),
+    run: Bench = BENCH,
+) -> None:
     """Publish records one at a time: records a second, and how long each took to be acknowledged."""
     from mq_client import Producer
 
-    with _topic(connection, options) as topic, Producer(**connection.for_client(), acks=acks) as producer:
-        values, took, lock = _values(options["size"]), Samples(), threading.Lock()
+    with run.topic() as topic, Producer(**run.connection.for_client(), acks=acks) as producer:
+        values, took, lock = run.values(), Samples(), threading.Lock()
 
         def acknowledged(due: float) -> Callable[[object], None]:
             def note(_future: object) -> None:
@@ -121,48 +159,49 @@ def produce(seconds: float, acks: str, rate: int | None, as_json: bool, connecti
                 future.add_done_callback(acknowledged(due))
             sent += 1
         producer.flush()
-        _tell(as_json, "produce", sent, options["size"], time.perf_counter() - began, took, "acknowledged after")
+        run.tell("produce", sent, time.perf_counter() - began, took, "acknowledged after")
 
 
 @bench.command()
-@click.option("--records", type=click.IntRange(1, 1_000_000_000), default=1_000_000, show_default=True)
-@bench_options
-def consume(records: int, as_json: bool, connection: Connection, **options: Any) -> None:
+def consume(
+    records: int = option(type=click.IntRange(1, 1_000_000_000), default=1_000_000), run: Bench = BENCH
+) -> None:
     """Fill a topic, then have one consumer take all of it: records a second."""
     from mq_client import Consumer, Producer
 
-    with _topic(connection, options) as topic:
-        values = _values(options["size"])
-        with Producer(**connection.for_client()) as producer:
+    with run.topic() as topic:
+        values = run.values()
+        with Producer(**run.connection.for_client()) as producer:
             for first in range(0, records, _MANY):
                 some = min(_MANY, records - first)
                 producer.publish_many(topic, [values[number % _VALUES] for number in range(some)])
         say(f"{counted(records, 'record')} published, now they are consumed")
-        with Consumer(**connection.for_client(), start="earliest") as consumer:
+        with Consumer(**run.connection.for_client(), start="earliest") as consumer:
             consumer.subscribe(topic)
             began, got = time.perf_counter(), 0
             while got < records:
-                if consumer.take(connection.timeout_s * 1000) is None:
+                if consumer.take(run.connection.timeout_s * 1000) is None:
                     raise click.ClickException(
-                        f"{got} of {records} records came, and then none for {connection.timeout_s:g} s"
+                        f"{got} of {records} records came, and then none for {run.connection.timeout_s:g} s"
                     )
                 got += 1
-        _tell(as_json, "consume", records, options["size"], time.perf_counter() - began, Samples(), "")
+        run.tell("consume", records, time.perf_counter() - began, Samples(), "")
 
 
 @bench.command()
-@seconds_option
-@click.option("--rate", type=click.IntRange(1, 100_000), default=1_000, show_default=True, help="Records a second.")
-@bench_options
-def latency(seconds: float, rate: int, as_json: bool, connection: Connection, **options: Any) -> None:
+def latency(
+    seconds: float = SECONDS,
+    rate: int = option("Records a second.", type=click.IntRange(1, 100_000), default=1_000),
+    run: Bench = BENCH,
+) -> None:
     """Publish at a steady rate, and say how long each record takes until a consumer has it.
 
     Counted from the moment at which a record was due: one that had to wait for others is not let off.
     """
     from mq_client import Consumer, Producer
 
-    to, took, began = connection.for_client(), Samples(), time.perf_counter()
-    with _topic(connection, options) as topic, Consumer(**to) as consumer, Producer(**to, linger_ms=0) as producer:
+    to, took, began = run.connection.for_client(), Samples(), time.perf_counter()
+    with run.topic() as topic, Consumer(**to) as consumer, Producer(**to, linger_ms=0) as producer:
         consumer.subscribe(topic)
         last = threading.Event()
 
@@ -171,10 +210,10 @@ def latency(seconds: float, rate: int, as_json: bool, connection: Connection, **
                 record = consumer.take(500)
                 if record is not None and isinstance(record.value, bytes):
                     took.add(time.perf_counter() - _STAMP.unpack_from(record.value)[0] / 1e9)
-                elif last.is_set() and time.perf_counter() > over + connection.timeout_s:
+                elif last.is_set() and time.perf_counter() > over + run.connection.timeout_s:
                     return
 
-        sent, over, filling = 0, 0.0, random.randbytes(options["size"] - _STAMP.size)  # noqa: S311 - a filling
+        sent, over, filling = 0, 0.0, random.randbytes(run.size - _STAMP.size)  # noqa: S311 - a filling
         taking = threading.Thread(target=receive, daemon=True)
         taking.start()
         began = time.perf_counter()
@@ -184,23 +223,10 @@ def latency(seconds: float, rate: int, as_json: bool, connection: Connection, **
         producer.flush()
         over = time.perf_counter()
         last.set()
-        taking.join(connection.timeout_s + 1)
+        taking.join(run.connection.timeout_s + 1)
         if took.count < sent:
-            raise click.ClickException(f"{took.count} of {sent} records came within {connection.timeout_s:g} s")
-        _tell(as_json, "latency", sent, options["size"], over - began, took, "with the consumer after")
-
-
-@contextmanager
-def _topic(connection: Connection, options: dict[str, Any]) -> Iterator[str]:
-    """A topic of its own, deleted afterwards, whatever happened."""
-    name = f"bench-{uuid.uuid4().hex[:12]}"
-    with connection.admin() as admin:
-        replicas = options["replicas"] or min(_REPLICAS_USUAL, len(admin.describe_cluster().brokers))
-        admin.create_topic(name, partitions=options["partitions"], replicas=replicas, durability=options["durability"])
-        try:
-            yield name
-        finally:
-            _delete(admin, name)
+            raise click.ClickException(f"{took.count} of {sent} records came within {run.connection.timeout_s:g} s")
+        run.tell("latency", sent, over - began, took, "with the consumer after")
 
 
 def _delete(admin: Admin, name: str) -> None:
@@ -210,11 +236,6 @@ def _delete(admin: Admin, name: str) -> None:
         admin.delete_topic(name)
     except TritonMQError as error:
         say(f"topic {name} could not be deleted ({error}): `tritonmq topic delete {name}`")
-
-
-def _values(size: int) -> list[bytes]:
-    chosen = random.Random(1)  # noqa: S311 - a filling
-    return [chosen.randbytes(size) for _ in range(_VALUES)]
 
 
 def _moments(began: float, seconds: float, rate: int | None) -> Iterator[float]:
@@ -228,24 +249,3 @@ def _moments(began: float, seconds: float, rate: int | None) -> Iterator[float]:
             time.sleep(early)
         yield due
         number += 1
-
-
-def _tell(as_json: bool, what: str, records: int, size: int, took_s: float, samples: Samples, word: str) -> None:
-    told = samples.milliseconds()
-    if as_json:
-        write_json(
-            {
-                "what": what,
-                "records": records,
-                "record_bytes": size,
-                "seconds": round(took_s, 3),
-                "records_per_second": round(records / took_s, 1),
-                "bytes_per_second": round(records * size / took_s),
-                "latency_ms": told,
-            }
-        )
-        return
-    rate = f"{records / took_s:,.0f} records/s, {bytes_text(round(records * size / took_s))}/s"
-    write(f"{counted(records, 'record')} of {size} bytes in {took_s:.1f} s: {rate}")
-    if told:
-        write(f"{word}: " + ", ".join(f"{name} {value:,.1f} ms" for name, value in told.items()))

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mq_cli.settings_file import HOSTNAME, broker_settings, with_variables
-from mq_cli.sizes import SIZE
+from mq_cli.commands import command, flag, option, several
+from mq_cli.settings_file import HOSTNAME, config_option, for_broker, with_variables
 from mq_cli.terminal import log_to_stderr
+from mq_cli.values import DIRECTORY, FILE, SIZE, checking_what_was_typed, parsed
 from mq_process.allocator import keep_freed_memory
 from mq_process.grpc_lines import write_nothing
 from mq_process.imports import without_pandas
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from mq_broker.security.names import Principal
     from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
     from mq_protocol.pem import Files
-
-_log = logging.getLogger("mq_cli.broker")
 
 PROXY = "proxy"
 _LEVELS = ["debug", "info", "warning", "error"]
@@ -148,10 +147,10 @@ def _keep(server: EmbeddedZooKeeper, over: threading.Event, restarted: bool) -> 
             fault = str(error)
 
 
-_address = partial(click.option, default="", metavar="HOST:PORT")
-_size = partial(click.option, type=SIZE, show_default=True, metavar="SIZE")
-_file = partial(click.option, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
-_directory = partial(click.option, type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
+_address = partial(option, default="", metavar="HOST:PORT")
+_size = partial(option, type=SIZE, metavar="SIZE")
+_file = partial(option, type=FILE, metavar="FILE")
+_directory = partial(option, type=DIRECTORY, metavar="DIR")
 
 
 def _principals(_context: click.Context, _option: click.Parameter, text: str) -> tuple[Principal, ...]:
@@ -163,7 +162,7 @@ def _principals(_context: click.Context, _option: click.Parameter, text: str) ->
         raise click.UsageError(f"--superusers: {error}") from error
 
 
-def _names(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
+def _names(text: str) -> tuple[str, ...]:
     return tuple(each.strip() for each in text.split(",") if each.strip())
 
 
@@ -182,322 +181,229 @@ class _BrokerId(click.IntRange):
         return super().convert(int(found[0]) + 1, param, ctx)
 
 
-@click.command(short_help="Run one broker.")
-@broker_settings
-@click.option(
-    "--id",
-    "number",
-    type=_BrokerId(min=1),
-    metavar="N|hostname",
-    required=True,
-    help=(
-        "The broker's id: unique in the cluster, and always the same for a data directory. `hostname`: the number at "
-        "the end of this machine's name, plus one."
+_OPTIONS = {
+    "config": config_option(
+        "A TOML file with settings: what is not given as an option is taken from [broker] and [log].",
+        for_broker,
     ),
-)
-@click.option(
-    "--role",
-    type=click.Choice(["broker", PROXY]),
-    default="broker",
-    show_default=True,
-    help="`proxy`: hold no partitions, and pass on all that clients ask (docs/one-address.md).",
-)
-@_size(
-    "--hold-max",
-    default=f"{HOLD_MAX >> 20}MiB",
-    help="With --role proxy: how much of requests it holds while their partitions have no leader; 0: nothing.",
-)
-@click.option("--listen", required=True, metavar="HOST:PORT", help="Address on which clients are served.")
-@_address("--advertise", help="Address that clients connect to. Default: --listen.")
-@_address("--peer-advertise", help="Address that other brokers connect to. Default: --advertise.")
-@_address("--grpc", help="Serve clients in other languages here, by gRPC (docs/protocol.md). Default: not at all.")
-@_address("--grpc-advertise", help="Address that they connect to. Default: --grpc.")
-@_address(
-    "--flight", help="Serve clients of Arrow Flight here, which may only read (docs/flight.md). Default: not at all."
-)
-@_address("--flight-advertise", help="Address that they connect to. Default: --flight.")
-@_directory(
-    "--certs",
-    help="Serve over TLS with ca.crt, broker.crt and broker.key of this directory (`tritonmq cert` makes them).",
-)
-@_address(
-    "--grpc-token",
-    help="With --certs: serve clients here by gRPC that show a token. At --grpc they show a certificate.",
-)
-@_address("--grpc-token-advertise", help="Address that those clients connect to. Default: --grpc-token.")
-@click.option(
-    "--oidc-issuer",
-    default="",
-    metavar="URL",
-    help="With --certs: take JWTs of this OpenID Connect issuer too. Its keys are read from there, by https.",
-)
-@click.option("--oidc-audience", default="", metavar="NAME", help="For whom those JWTs must be (claim aud).")
-@click.option("--oidc-user-claim", default="sub", show_default=True, metavar="CLAIM", help="The claim with the user.")
-@click.option(
-    "--oidc-groups-claim",
-    default="groups",
-    show_default=True,
-    metavar="CLAIM",
-    help="The claim with the user's groups: rules may be for Group:NAME.",
-)
-@_file(
-    "--oidc-ca", help="Authorities that the issuer's certificate is checked against, in PEM. Default: this machine's."
-)
-@click.option(
-    "--authenticators",
-    callback=_names,
-    default="",
-    metavar="NAME,…",
-    help="With --certs: further kinds of tokens, known to packages that bring entry points of these names.",
-)
-@_address(
-    "--also-plaintext",
-    help="With --certs: serve clients and brokers without TLS here too, until all of them use it.",
-)
-@click.option(
-    "--insecure",
-    is_flag=True,
-    help="Serve addresses that other machines reach without TLS: everybody may do everything.",
-)
-@click.option(
-    "--connection-age-ms",
-    type=click.IntRange(min=1_000),
-    default=CONNECTION_AGE_MS,
-    show_default=True,
-    help="How old a client's connection over TLS becomes. Clients then connect again.",
-)
-@click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    required=True,
-    help="The data directory. broker.pid in it holds the process id.",
-)
-@click.option(
-    "--zookeeper",
-    metavar="HOSTS",
-    help=(
+    "broker": option(
+        "The broker's id: unique in the cluster, and always the same for a data directory. `hostname`: the number at "
+        "the end of this machine's name, plus one.",
+        "--id",
+        type=_BrokerId(min=1),
+        metavar="N|hostname",
+        required=True,
+    ),
+    "role": option(
+        "`proxy`: hold no partitions, and pass on all that clients ask (docs/one-address.md).",
+        type=click.Choice(["broker", PROXY]),
+        default="broker",
+    ),
+    "hold_max": _size(
+        "With --role proxy: how much of requests it holds while their partitions have no leader; 0: nothing.",
+        default=f"{HOLD_MAX >> 20}MiB",
+    ),
+    "listen": option("Address on which clients are served.", required=True, metavar="HOST:PORT"),
+    "advertised": _address("Address that clients connect to. Default: --listen.", "--advertise"),
+    "peer_advertised": _address("Address that other brokers connect to. Default: --advertise.", "--peer-advertise"),
+    "grpc": _address("Serve clients in other languages here, by gRPC (docs/protocol.md). Default: not at all."),
+    "grpc_advertised": _address("Address that they connect to. Default: --grpc.", "--grpc-advertise"),
+    "flight": _address(
+        "Serve clients of Arrow Flight here, which may only read (docs/flight.md). Default: not at all."
+    ),
+    "flight_advertised": _address("Address that they connect to. Default: --flight.", "--flight-advertise"),
+    "certs": _directory(
+        "Serve over TLS with ca.crt, broker.crt and broker.key of this directory (`tritonmq cert` makes them)."
+    ),
+    "grpc_token": _address(
+        "With --certs: serve clients here by gRPC that show a token. At --grpc they show a certificate."
+    ),
+    "grpc_token_advertised": _address(
+        "Address that those clients connect to. Default: --grpc-token.", "--grpc-token-advertise"
+    ),
+    "oidc_issuer": option(
+        "With --certs: take JWTs of this OpenID Connect issuer too. Its keys are read from there, by https.",
+        default="",
+        metavar="URL",
+    ),
+    "oidc_audience": option("For whom those JWTs must be (claim aud).", default="", metavar="NAME"),
+    "oidc_user_claim": option("The claim with the user.", default="sub", metavar="CLAIM"),
+    "oidc_groups_claim": option(
+        "The claim with the user's groups: rules may be for Group:NAME.", default="groups", metavar="CLAIM"
+    ),
+    "oidc_ca": _file("Authorities that the issuer's certificate is checked against, in PEM. Default: this machine's."),
+    "authenticators": option(
+        "With --certs: further kinds of tokens, known to packages that bring entry points of these names.",
+        callback=parsed(_names),
+        default="",
+        metavar="NAME,…",
+    ),
+    "also_plaintext": _address(
+        "With --certs: serve clients and brokers without TLS here too, until all of them use it."
+    ),
+    "insecure": flag("Serve addresses that other machines reach without TLS: everybody may do everything."),
+    "connection_age_ms": option(
+        "How old a client's connection over TLS becomes. Clients then connect again.",
+        type=click.IntRange(1_000),
+        default=CONNECTION_AGE_MS,
+    ),
+    "data_dir": option(
+        "The data directory. broker.pid in it holds the process id.", "--data", type=DIRECTORY, required=True
+    ),
+    "zookeeper": option(
         f"HOST:PORT,… of the cluster's ZooKeeper; or `{EMBEDDED}`[:PORT] to run one here (port {EMBEDDED_PORT}); or "
         f"`{EMBEDDED}:ID@HOST[:PEERPORT:ELECTIONPORT:CLIENTPORT],…` for one beside each of three brokers, named by "
-        "their ids."
+        "their ids.",
+        metavar="HOSTS",
     ),
-)
-@_file(
-    "--zookeeper-auth",
-    help="A file with USER:PASSWORD, the same for every broker: only brokers may then read and write their nodes.",
-)
-@_directory(
-    "--zookeeper-certs",
-    help="Speak TLS with ZooKeeper, with ca.crt, broker.crt and broker.key of this directory, as with --certs.",
-)
-@click.option(
-    "--encrypt",
-    default="",
-    metavar="KEYREF",
-    help="Seal what is written to disk with these keys, e.g. file:/etc/tritonmq/keys.json (`tritonmq keys create`).",
-)
-@click.option("--standalone", is_flag=True, help="Run a cluster of this one broker, without ZooKeeper.")
-@click.option(
-    "--rack",
-    default="",
-    metavar="NAME",
-    help="The broker's rack. Replicas of a partition are placed in different racks if there are enough.",
-)
-@click.option(
-    "--topic-name-max",
-    type=click.IntRange(1, NAME_BYTES_MAX),
-    default=NAME_BYTES_MAX,
-    show_default=True,
-    metavar="BYTES",
-    help="Longest name of a new topic. Give it to every broker of the cluster.",
-)
-@click.option("--auto-create", is_flag=True, help="Create a topic when a producer or a consumer first names it.")
-@click.option(
-    "--auto-create-partitions",
-    type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX),
-    default=1,
-    show_default=True,
-    help="Partitions of a topic that is created so.",
-)
-@click.option(
-    "--auto-create-replicas",
-    type=click.IntRange(1, REPLICAS_MAX),
-    help="Copies of each partition. Default: 3, or 1 with --standalone. With fewer live brokers no topic is created.",
-)
-@_size(
-    "--message-bytes-max",
-    default=f"{CLIENT_MESSAGE_BYTES_MAX >> 20}MiB",
-    help="The largest message from a client. A topic's batch_bytes_max is at most 1 MiB less. Give it to every broker.",
-)
-@click.option(
-    "--connections-max",
-    type=click.IntRange(min=1),
-    default=CONNECTIONS_MAX,
-    show_default=True,
-    help="The largest number of connections from clients.",
-)
-@click.option(
-    "--memory-high",
-    type=SIZE,
-    default=None,
-    metavar="SIZE",
-    help=(
+    "zookeeper_auth": _file(
+        "A file with USER:PASSWORD, the same for every broker: only brokers may then read and write their nodes."
+    ),
+    "zookeeper_certs": _directory(
+        "Speak TLS with ZooKeeper, with ca.crt, broker.crt and broker.key of this directory, as with --certs."
+    ),
+    "encrypt": option(
+        "Seal what is written to disk with these keys, e.g. file:/etc/tritonmq/keys.json (`tritonmq keys create`).",
+        default="",
+        metavar="KEYREF",
+    ),
+    "standalone": flag("Run a cluster of this one broker, without ZooKeeper."),
+    "rack": option(
+        "The broker's rack. Replicas of a partition are placed in different racks if there are enough.",
+        default="",
+        metavar="NAME",
+    ),
+    "topic_name_max": option(
+        "Longest name of a new topic. Give it to every broker of the cluster.",
+        type=click.IntRange(1, NAME_BYTES_MAX),
+        default=NAME_BYTES_MAX,
+        metavar="BYTES",
+    ),
+    "auto_create": flag("Create a topic when a producer or a consumer first names it."),
+    "auto_create_partitions": option(
+        "Partitions of a topic that is created so.", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX), default=1
+    ),
+    "auto_create_replicas": option(
+        "Copies of each partition. Default: 3, or 1 with --standalone. With fewer live brokers no topic is created.",
+        type=click.IntRange(1, REPLICAS_MAX),
+    ),
+    "message_bytes_max": _size(
+        "The largest message from a client. A topic's batch_bytes_max is at most 1 MiB less. Give it to every broker.",
+        default=f"{CLIENT_MESSAGE_BYTES_MAX >> 20}MiB",
+    ),
+    "connections_max": option(
+        "The largest number of connections from clients.", type=click.IntRange(1), default=CONNECTIONS_MAX
+    ),
+    "memory_high": option(
         "Memory for clients' streams. Above it, streams that hold much are not read. Default: half of the "
-        "machine's memory."
+        "machine's memory.",
+        type=SIZE,
+        default=None,
+        metavar="SIZE",
     ),
-)
-@_size(
-    "--dedup-memory-max",
-    default="1GiB",
-    help="Memory for UUIDs above which the broker warns in its log, e.g. 512MiB. No UUID is forgotten.",
-)
-@_size(
-    "--scrub-rate",
-    default="32MiB",
-    help="Verify what a start did not read at no more than so many bytes a second; 0: not at all.",
-)
-@_address(
-    "--http",
-    help=(
+    "dedup_memory_max": _size(
+        "Memory for UUIDs above which the broker warns in its log, e.g. 512MiB. No UUID is forgotten.", default="1GiB"
+    ),
+    "scrub_rate": _size(
+        "Verify what a start did not read at no more than so many bytes a second; 0: not at all.", default="32MiB"
+    ),
+    "http": _address(
         "Serve /metrics, /livez, /readyz and /observation here: by HTTPS with --certs, else by HTTP. "
         "Default: not at all."
     ),
+    "ready_in_sync_timeout_s": option(
+        "After this time the broker counts as ready although replicas are not in sync. Not while it lacks a key.",
+        type=click.FloatRange(min=0),
+        default=300.0,
+        metavar="SECONDS",
+    ),
+    "authorize": flag("Allow only what rules allow (tritonmq acl). Without certificates everybody is User:ANONYMOUS."),
+    "superusers": option(
+        "Who may do everything where rules are judged.",
+        callback=_principals,
+        default="User:admin",
+        metavar="User:NAME,…",
+    ),
+    "audit_reads": flag("Note in the audit log who reads, too, where rules are judged."),
+    "session_timeout_ms": option(
+        "ZooKeeper session time-out: after this silence the broker counts as dead.",
+        type=click.IntRange(500, 60_000),
+        default=SESSION_TIMEOUT_MS,
+    ),
+    "stop_timeout_ms": option(
+        "The longest time to hand over leadership at a stop.", type=click.IntRange(0), default=10_000
+    ),
+    "balance_leaders_ms": option(
+        "A partition whose first replica has been in sync for so long is led by it again. 0: only `tritonmq cluster "
+        "balance` sees to that.",
+        type=click.IntRange(0),
+        default=BALANCE_LEADERS_MS,
+    ),
+    "log_level": option(
+        "The lowest level that is written to standard error.", type=click.Choice(_LEVELS), default="info"
+    ),
+    "log_format": option(
+        "Lines for people, or a JSON object a line.", type=click.Choice(["text", "json"]), default="text"
+    ),
+    "verbose": flag("The same as --log-level debug.", "-v"),
+    "stop_at_eof": flag("Stop when standard input ends: with the process that holds its other end.", hidden=True),
+}
+"""By the fields of `BrokerConfig`, and what is no field of it: `_OTHERS`."""
+
+_OTHERS = (
+    "config",
+    "standalone",
+    "auto_create_partitions",
+    "auto_create_replicas",
+    "log_level",
+    "log_format",
+    "verbose",
+    "stop_at_eof",
 )
-@click.option(
-    "--ready-in-sync-timeout-s",
-    type=click.FloatRange(min=0),
-    default=300.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="After this time the broker counts as ready although replicas are not in sync. Not while it lacks a key.",
-)
-@click.option(
-    "--authorize",
-    is_flag=True,
-    help="Allow only what rules allow (tritonmq acl). Without certificates everybody is User:ANONYMOUS.",
-)
-@click.option(
-    "--superusers",
-    callback=_principals,
-    default="User:admin",
-    show_default=True,
-    metavar="User:NAME,…",
-    help="Who may do everything where rules are judged.",
-)
-@click.option("--audit-reads", is_flag=True, help="Note in the audit log who reads, too, where rules are judged.")
-@click.option(
-    "--session-timeout-ms",
-    type=click.IntRange(500, 60_000),
-    default=SESSION_TIMEOUT_MS,
-    show_default=True,
-    help="ZooKeeper session time-out: after this silence the broker counts as dead.",
-)
-@click.option(
-    "--stop-timeout-ms",
-    type=click.IntRange(min=0),
-    default=10_000,
-    show_default=True,
-    help="The longest time to hand over leadership at a stop.",
-)
-@click.option(
-    "--balance-leaders-ms",
-    type=click.IntRange(min=0),
-    default=BALANCE_LEADERS_MS,
-    show_default=True,
-    help="A partition whose first replica has been in sync for so long is led by it again. 0: only `tritonmq cluster "
-    "balance` sees to that.",
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(_LEVELS),
-    default="info",
-    show_default=True,
-    help="The lowest level that is written to standard error.",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Lines for people, or a JSON object a line.",
-)
-@click.option("-v", "--verbose", is_flag=True, help="The same as --log-level debug.")
-@click.option(
-    "--stop-at-eof",
-    is_flag=True,
-    hidden=True,
-    help="Stop when standard input ends: with the process that holds its other end.",
-)
-def broker(
-    number: int,
-    role: str,
-    advertise: str,
-    peer_advertise: str,
-    grpc_advertise: str,
-    grpc_token_advertise: str,
-    flight_advertise: str,
-    data: Path,
-    zookeeper: str | None,
-    standalone: bool,
-    memory_high: int | None,
-    auto_create: bool,
-    auto_create_partitions: int,
-    auto_create_replicas: int | None,
-    log_level: str,
-    log_format: str,
-    verbose: bool,
-    stop_at_eof: bool,
-    **fields: Any,
-) -> int:
+
+
+@command(short_help="Run one broker.")
+def broker(given: dict[str, Any] = several(_OPTIONS)) -> int:
     """Run one broker until SIGTERM or Ctrl-C, at which it hands over what it leads and ends with status 0."""
-    # `fields` are those of `BrokerConfig` that have the same name and meaning.
-    _check_company(zookeeper, peer_advertise, standalone=standalone)
-    if standalone and (fields["zookeeper_auth"] or fields["zookeeper_certs"]) is not None:
-        raise click.UsageError(
-            "a broker that stands alone has no ZooKeeper: leave out --zookeeper-auth and --zookeeper-certs"
-        )
-    if role == PROXY and (zookeeper or "").partition(":")[0] == EMBEDDED:
-        raise click.UsageError("--role proxy runs no ZooKeeper: give the HOST:PORT,… of the cluster's")
+    others = {name: given.pop(name) for name in _OTHERS}
+    _check_company(given, standalone=others["standalone"])
     os.umask(0o027)  # before anything is written: others read nothing of it
-    _log_to_stderr("debug" if verbose else log_level, as_json=log_format == "json", broker=number)
-    if fields["grpc"] or fields["grpc_token"] or fields["flight"]:
+    level = "debug" if others["verbose"] else others["log_level"]
+    _log_to_stderr(level, as_json=others["log_format"] == "json", broker=given["broker"])
+    if given["grpc"] or given["grpc_token"] or given["flight"]:
         _choose_for_grpc()
     from mq_broker.broker.config import AutoCreate, BrokerConfig, Role
-    from mq_protocol.errors import InvalidSetting
 
-    replicas = auto_create_replicas or (1 if standalone else 3)
-
-    try:
-        config = BrokerConfig(
-            broker=number,
-            role=Role(role),
-            data_dir=data,
-            advertised=advertise,
-            peer_advertised=peer_advertise,
-            grpc_advertised=grpc_advertise,
-            grpc_token_advertised=grpc_token_advertise,
-            flight_advertised=flight_advertise,
-            auto_create=AutoCreate(auto_create_partitions, replicas) if auto_create else None,
-            memory_high=memory_high or 0,
-            zookeeper=zookeeper or "",
-            **fields,
-        )
-    except InvalidSetting as error:
-        raise click.UsageError(str(error)) from error
-    with coordination(zookeeper or "", data, number, config.zookeeper_files) as hosts:
-        return _run(dataclasses.replace(config, zookeeper=hosts), stop_at_eof=stop_at_eof)
+    replicas = others["auto_create_replicas"] or (1 if others["standalone"] else 3)
+    given |= {
+        "role": Role(given["role"]),
+        "zookeeper": given["zookeeper"] or "",
+        "memory_high": given["memory_high"] or 0,
+        "auto_create": AutoCreate(others["auto_create_partitions"], replicas) if given["auto_create"] else None,
+    }
+    with checking_what_was_typed():
+        config = BrokerConfig(**given)
+    with coordination(config.zookeeper, config.data_dir, config.broker, config.zookeeper_files) as hosts:
+        return _run(dataclasses.replace(config, zookeeper=hosts), stop_at_eof=others["stop_at_eof"])
 
 
 with_variables(broker)
 
 
-def _check_company(zookeeper: str | None, peer_advertise: str, *, standalone: bool) -> None:
+def _check_company(given: dict[str, Any], *, standalone: bool) -> None:
     """A broker either belongs to a cluster or stands alone: refuse options of both."""
-    if standalone and peer_advertise:
+    if standalone and given["peer_advertised"]:
         raise click.UsageError("a broker that stands alone serves no other: leave out --peer-advertise")
-    if standalone == bool(zookeeper):
+    if standalone == bool(given["zookeeper"]):
         raise click.UsageError(
             "give either --zookeeper HOSTS, for a broker of a cluster, or --standalone, for one without"
         )
+    if standalone and (given["zookeeper_auth"] or given["zookeeper_certs"]) is not None:
+        raise click.UsageError(
+            "a broker that stands alone has no ZooKeeper: leave out --zookeeper-auth and --zookeeper-certs"
+        )
+    if given["role"] == PROXY and (given["zookeeper"] or "").partition(":")[0] == EMBEDDED:
+        raise click.UsageError("--role proxy runs no ZooKeeper: give the HOST:PORT,… of the cluster's")
 
 
 def _run(config: BrokerConfig, *, stop_at_eof: bool) -> int:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import datetime
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mq_cli.command_group import CommandGroup
-from mq_cli.connection import DEFAULT_BOOTSTRAP, Connection, connection_options
-from mq_cli.in_force import told_of_brokers
-from mq_cli.output import F, checking_what_was_typed, say, write_line, write_table
-from mq_cli.principals import say_if_unknown
+from mq_cli.commands import argument, command_group, flag, option
+from mq_cli.connection import CONNECTION, DEFAULT_BOOTSTRAP, Connection
+from mq_cli.output import say, write_line, write_table
+from mq_cli.principals import say_if_unknown, told_of_brokers
+from mq_cli.values import checking_what_was_typed
 from mq_protocol.errors import InvalidSetting, TritonMQError
 from mq_protocol.names import user_named
 from mq_protocol.pem import BROKER_NAME, CA_FILE, open_to_others
@@ -24,31 +24,25 @@ if TYPE_CHECKING:
 
     from mq_client import Security
     from mq_client.acl_admin import KnownEntry
-    from mq_dev.certificates import Authority
 
-CERTS: Final = Path("certs")
-CA_KEY: Final = Path("ca.key")
 CREDENTIAL: Final = "zookeeper.auth"
 RENEW_DAYS: Final = 30
 
 _ASK_MS: Final = 5_000
-_LEAF_DAYS: Final = 365
-_CA_DAYS: Final = 3_650
 
 
-def _path(option: str, default: Path, text: str) -> Callable[[F], F]:
-    kind: Any = click.Path(path_type=Path)
-    return click.option(option, type=kind, default=default, show_default=True, metavar="PATH", help=text)
-
-
-_dir = _path("--dir", CERTS, "The directory of the certificates.")
-_ca_key = _path("--ca-key", CA_KEY, "The authority's key. Keep it on a machine of its own.")
-_days = click.option(
-    "--days", type=click.IntRange(min=1), default=_LEAF_DAYS, show_default=True, help="How long it is valid."
+_PATH: Any = click.Path(path_type=Path)
+DIR: Final = option("The directory of the certificates.", "--dir", type=_PATH, default=Path("certs"), metavar="PATH")
+KEY_OF_CA: Final = option(
+    "The authority's key. Keep it on a machine of its own.", type=_PATH, default=Path("ca.key"), metavar="PATH"
 )
 
 
-@click.group(cls=CommandGroup, short_help="Make, show, check, renew and revoke certificates.")
+def _days(default: int) -> Any:
+    return option("How long it is valid.", type=click.IntRange(1), default=default)
+
+
+@command_group(short_help="Make, show, check, renew and revoke certificates.")
 def cert() -> None:
     """Make, show, check, renew and revoke the certificates of a cluster.
 
@@ -57,10 +51,11 @@ def cert() -> None:
 
 
 @cert.command("create-ca")
-@_dir
-@_ca_key
-@click.option("--days", type=click.IntRange(min=1), default=_CA_DAYS, show_default=True, help="How long it is valid.")
-def create_ca(dir: Path, ca_key: Path, days: int) -> None:  # noqa: A002 - the option's name
+def create_ca(
+    directory: Path = DIR,
+    ca_key: Path = KEY_OF_CA,
+    days: int = _days(3_650),
+) -> None:
     """Make the authority that signs all certificates of a cluster.
 
     ca.crt goes to every broker and client. The authority's key stays where it is.
@@ -68,155 +63,147 @@ def create_ca(dir: Path, ca_key: Path, days: int) -> None:  # noqa: A002 - the o
     with checking_what_was_typed():
         from mq_dev.certificates import Authority
 
-        Authority.create(dir, ca_key, days)
-    click.echo(f"{dir / CA_FILE}\n{ca_key}")
-    if ca_key.absolute().is_relative_to(dir.absolute()):
+        Authority.create(directory, ca_key, days)
+    click.echo(f"{directory / CA_FILE}\n{ca_key}")
+    if ca_key.absolute().is_relative_to(directory.absolute()):
         say(
             f"warning: {ca_key} lies among the files that go to brokers and clients. Who has it can be anybody: move it"
         )
 
 
 @cert.command("create-broker")
-@click.option(
-    "--id",
-    "numbers",
-    type=click.IntRange(min=1),
-    required=True,
-    multiple=True,
-    help="The broker's id. May be repeated.",
-)
-@click.option(
-    "--host",
-    "hosts",
-    required=True,
-    multiple=True,
-    metavar="NAME|IP",
-    help="By which clients and other brokers reach it. May be repeated.",
-)
-@_dir
-@_ca_key
-@_days
-def create_broker(numbers: tuple[int, ...], hosts: tuple[str, ...], dir: Path, ca_key: Path, days: int) -> None:  # noqa: A002
+def create_broker(
+    numbers: tuple[int, ...] = option(
+        "The broker's id. May be repeated.", "--id", type=click.IntRange(1), required=True, multiple=True
+    ),
+    hosts: tuple[str, ...] = option(
+        "By which clients and other brokers reach it. May be repeated.",
+        "--host",
+        required=True,
+        multiple=True,
+        metavar="NAME|IP",
+    ),
+    directory: Path = DIR,
+    ca_key: Path = KEY_OF_CA,
+    days: int = _days(365),
+) -> None:
     """Make a broker's certificate: a directory with all that `tritonmq broker --certs` needs on its machine.
 
     The brokers' credential for ZooKeeper is in it too, as zookeeper.auth. It is made beside the authority's key once.
     """
     with checking_what_was_typed():
-        authority = _authority(dir, ca_key)
         from mq_broker.coordination.credential import Credential
-        from mq_dev.certificates import broker_directory, write_broker, write_private
+        from mq_dev.certificates import Authority, broker_directory, write_broker, write_private
 
+        authority = Authority.open(directory, ca_key)
         for number in numbers:
-            directory = broker_directory(dir, number)
+            own = broker_directory(directory, number)
             _refuse_to_replace(
-                directory / f"{BROKER_NAME}.crt",
-                f"`tritonmq cert renew --within 36500` makes all anew for the same hosts. For others move {directory} "
+                own / f"{BROKER_NAME}.crt",
+                f"`tritonmq cert renew --within 36500` makes all anew for the same hosts. For others move {own} "
                 "away first",
             )
         credential = Credential.make(ca_key.with_name(CREDENTIAL))
         for number in numbers:
-            directory = write_broker(authority, dir, number, hosts, days)
-            write_private(directory / CREDENTIAL, credential.line)
-            write_line(directory)
+            own = write_broker(authority, directory, number, hosts, days)
+            write_private(own / CREDENTIAL, credential.line)
+            write_line(own)
 
 
 @cert.command("create-client")
-@click.argument("name")
-@click.option("--replace", is_flag=True, help="Make another for a user who has one. Brokers take the former one too.")
-@_dir
-@_ca_key
-@_days
-def create_client(name: str, replace: bool, dir: Path, ca_key: Path, days: int) -> None:  # noqa: A002
+def create_client(
+    name: str = argument(),
+    replace: bool = flag("Make another for a user who has one. Brokers take the former one too."),
+    directory: Path = DIR,
+    ca_key: Path = KEY_OF_CA,
+    days: int = _days(365),
+) -> None:
     """Make the certificate of user NAME. `admin` is a superuser by default."""
     if name.startswith("Broker:"):
         raise click.UsageError(f"{name} is no user: `tritonmq cert create-broker --id N` makes a broker's certificate")
     with checking_what_was_typed():
         name = user_named(name)
-        authority = _authority(dir, ca_key)
-        from mq_dev.certificates import client_file, write_client
+        from mq_dev.certificates import Authority, client_file, write_client
 
-        path = dir / f"{client_file(name)}.crt"
+        authority = Authority.open(directory, ca_key)
+        path = directory / f"{client_file(name)}.crt"
         if not replace:
             again = shlex.join(["tritonmq", "cert", "create-client", name, "--replace"])
             _refuse_to_replace(path, f"`{again}` makes another in its place")
         elif not path.exists():
             raise InvalidSetting(f"there is no {path} to replace: correct the name, or leave out --replace")
-        for written in write_client(authority, dir, name, days):
+        for written in write_client(authority, directory, name, days):
             write_line(written)
 
 
 @cert.command()
-@_dir
-def show(dir: Path) -> None:  # noqa: A002
+def show(directory: Path = DIR) -> None:
     """Show whose each certificate is, for which hosts, and until when. Each authority in a ca.crt has a line."""
     with checking_what_was_typed():
-        rows = [row for path in _found(dir) for row in _rows(path, dir)]
+        rows = [row for path in _found(directory) for row in _rows(path, directory)]
     write_table(("file", "whose", "hosts", "valid until", "serial"), rows)
 
 
 @cert.command()
-@_dir
-@click.option(
-    "--bootstrap", metavar="HOST:PORT,…", help=f"Ask brokers a question there too, such as {DEFAULT_BOOTSTRAP}."
-)
-@click.option("--user", metavar="NAME", help="As this user. Default: the only one.")
-def check(dir: Path, bootstrap: str | None, user: str | None) -> int:  # noqa: A002
+def check(
+    directory: Path = DIR,
+    bootstrap: str | None = option(
+        f"Ask brokers a question there too, such as {DEFAULT_BOOTSTRAP}.", metavar="HOST:PORT,…"
+    ),
+    user: str | None = option("As this user. Default: the only one.", metavar="NAME"),
+) -> int:
     """Find what is wrong with the certificates: keys open to others, pairs that do not match, dates, authorities."""
     faults = 0
     with checking_what_was_typed():
-        paths = _found(dir)
+        paths = _found(directory)
     for path in paths:
-        fault = _fault(path, dir)
+        fault = _fault(path, directory)
         faults += bool(fault)
         write_line(f"{path}: {fault or 'good'}")
-    for address, wrong in _tried(dir, bootstrap, user) if bootstrap else ():
+    for address, wrong in _tried(directory, bootstrap, user) if bootstrap else ():
         faults += bool(wrong)
         write_line(f"{address}: {wrong or 'good'}")
     return 1 if faults else 0
 
 
 @cert.command()
-@_dir
-@_ca_key
-@_days
-@click.option(
-    "--within",
-    "within_days",
-    type=click.IntRange(min=0),
-    default=RENEW_DAYS,
-    show_default=True,
-    metavar="DAYS",
-    help="Renew what ends so soon.",
-)
-def renew(dir: Path, ca_key: Path, days: int, within_days: int) -> None:  # noqa: A002
+def renew(
+    directory: Path = DIR,
+    ca_key: Path = KEY_OF_CA,
+    days: int = _days(365),
+    within_days: int = option(
+        "Renew what ends so soon.", "--within", type=click.IntRange(0), default=RENEW_DAYS, metavar="DAYS"
+    ),
+) -> None:
     """Make certificates that end soon anew, for the same names.
 
     Brokers and clients take the new files without a restart.
     """
     with checking_what_was_typed():
-        authority = _authority(dir, ca_key)
-        from mq_dev.certificates import certificates_of
+        from mq_dev.certificates import Authority, certificates_of
 
+        authority = Authority.open(directory, ca_key)
         limit = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=within_days)
-        made = {path: certificates_of(path)[0] for path in _found(dir) if path.name != CA_FILE}
+        made = {path: certificates_of(path)[0] for path in _found(directory) if path.name != CA_FILE}
         for path, found in made.items():
             if found.not_valid_after_utc <= limit:
                 authority.again(found, days).write(path.parent, path.stem)
                 write_line(path)
     first = min((found.not_valid_after_utc for found in made.values()), default=None)
     if first is None:
-        say(f"{dir} holds no certificate but that of the authority")
+        say(f"{directory} holds no certificate but that of the authority")
     elif first > limit:
         say(f"nothing ends within {within_days} days: the first certificate ends on {first:%Y-%m-%d}")
 
 
 @cert.command()
-@click.argument("who", nargs=-1, metavar="[User:NAME|SERIAL]...")
-@click.option("--undo", is_flag=True, help="Take it back.")
-@click.option("--list", "listing", is_flag=True, help="Show what is revoked.")
-@click.option("--force", is_flag=True, help="Also the beginning of a longer serial, and a broker's.")
-@connection_options
-def revoke(who: tuple[str, ...], undo: bool, listing: bool, force: bool, connection: Connection) -> int:
+def revoke(
+    who: tuple[str, ...] = argument("[User:NAME|SERIAL]...", nargs=-1),
+    undo: bool = flag("Take it back."),
+    listing: bool = flag("Show what is revoked.", "--list"),
+    force: bool = flag("Also the beginning of a longer serial, and a broker's."),
+    connection: Connection = CONNECTION,
+) -> int:
     """Refuse users or certificates from now on, at every broker, and end what they have open.
 
     User:NAME is every certificate of that name, those made later as well. A serial, whole, as `tritonmq cert show`
@@ -271,12 +258,6 @@ def _say_whose(known: KnownEntry) -> None:
         say(
             f"warning: no broker has seen the serial {known.entry} since it started. `tritonmq cert show` tells serials"
         )
-
-
-def _authority(directory: Path, key: Path) -> Authority:
-    from mq_dev.certificates import Authority
-
-    return Authority.open(directory, key)
 
 
 def _refuse_to_replace(path: Path, otherwise: str) -> None:

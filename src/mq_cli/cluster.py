@@ -7,19 +7,19 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, answer_options, connection_options
-from mq_cli.moving import MOVES, PLAN, not_over, start_and_watch, wait_options, watch
+from mq_cli.commands import CommandGroup, argument, command_group, flag, option
+from mq_cli.connection import CONNECTION, Connection
+from mq_cli.moving import MOVES, PLAN, WATCHING, Watching
 from mq_cli.output import (
+    JSON,
     Column,
-    Seconds,
-    cell,
-    checking_what_was_typed,
+    both,
     counted,
     document,
     documents,
@@ -30,16 +30,17 @@ from mq_cli.output import (
     write_json,
     write_line,
     write_rows,
-    write_table,
 )
+from mq_cli.values import DIRECTORY, FILE, Seconds, checking_what_was_typed
 from mq_process.patience import Patience
+from mq_protocol.errors import TritonMQError
 from mq_protocol.names import INTERNAL_PREFIX
 from mq_protocol.pem import Files, files_in
 
 if TYPE_CHECKING:
     from mq_broker.coordination.credential import Credential
     from mq_broker.coordination.zookeeper_closing import Walked
-    from mq_client import Admin, ClusterDescription, PartitionDescription, TopicDescription
+    from mq_client import Admin, ClusterDescription, PartitionDescription, PartitionMove, TopicDescription
     from mq_client.floor_admin import SecurityFloor
 
 _WAIT_LOOK_S = 0.5
@@ -58,10 +59,36 @@ _CATCHING_UP_MS = 5_000
 """A replica that its leader has heard of within this time lives: it is behind."""
 
 
+class _OutOfSync(NamedTuple):
+    """Where nobody leads no replica is in sync: the ISR says which logs were, and those may be closed."""
+
+    topic: str
+    partition: PartitionDescription
+    brokers: list[int]
+
+
+_OUT_OF_SYNC = (
+    *both("topic"),
+    Column("partition", "#partition", lambda each: each.partition.partition),
+    Column("leader", "#leader", lambda each: each.partition.leader or None),
+    *json_only("brokers"),
+    Column("unheard_ms", value=lambda each: {str(b): each.partition.unheard_ms.get(b) for b in each.brokers}),
+)
+
+
+class _Absent(NamedTuple):
+    """A broker that holds replicas and is not registered."""
+
+    id: int
+    address: str = "absent"
+    rack: str = ""
+    release: str = ""
+    incarnation: str = ""
+
+
 class ClusterSummary:
-    """Counts what the brokers lead and hold. `out_of_sync`: topic, partition, and the replicas that are not in sync.
-    Where nobody leads none is: the ISR says which logs were, and those may be closed. The brokers' own topics are
-    among `topics`; they are counted apart from the users', and with them in all else."""
+    """Counts what the brokers lead and hold. The brokers' own topics are among `topics`; they are counted apart from
+    the users', and with them in all else."""
 
     def __init__(self, described: ClusterDescription, topics: Sequence[TopicDescription]) -> None:
         partitions = [partition for topic in topics for partition in topic.partitions]
@@ -76,7 +103,7 @@ class ClusterSummary:
         self._moving = sum(bool(partition.moving_to) for partition in partitions)
         self._absent = sorted(self._holds.keys() - {broker.id for broker in described.brokers})
         self.out_of_sync = [
-            (topic.name, partition, sorted(set(partition.replicas) - _in_sync(partition)))
+            _OutOfSync(topic.name, partition, sorted(set(partition.replicas) - _in_sync(partition)))
             for topic in topics
             for partition in topic.partitions
             if not set(partition.replicas) <= _in_sync(partition)
@@ -122,40 +149,47 @@ class ClusterSummary:
             found.append("nodes in ZooKeeper may be open: `tritonmq cluster secure-zookeeper` has not ended")
         return found
 
-    def brokers(self) -> tuple[list[str], list[tuple[object, ...]]]:
-        """Columns and rows: the registered brokers, then those that hold replicas and are absent."""
-        rows: list[tuple[object, ...]] = [
-            (broker.id, broker.address, broker.rack, broker.release, broker.incarnation, *self._share(broker.id))
-            for broker in self._described.brokers
-        ]
-        rows += [(broker, "absent", "", "", "", *self._share(broker)) for broker in self._absent]
-        return ["#broker", "address", "rack", "release", "#starts", "#leads", "#replicas", "#in sync"], rows
+    def _brokers(self) -> tuple[Column, ...]:
+        return (
+            Column("id", "#broker"),
+            *both("address", "rack", "release"),
+            Column("level"),
+            Column("incarnation", "#starts"),
+            Column("leads", "#leads", lambda broker: self._leads[broker.id]),
+            Column("replicas", "#replicas", lambda broker: self._holds[broker.id]),
+            Column("in_sync", "#in sync", lambda broker: self._in_sync[broker.id]),
+        )
 
-    def _share(self, broker: int) -> tuple[int, int, int]:
-        return self._leads[broker], self._holds[broker], self._in_sync[broker]
-
-    def not_in_sync(self, shown_max: int) -> tuple[list[str], list[tuple[object, ...]]]:
-        """Columns and rows of the first `shown_max` partitions that are not fully in sync."""
-        rows: list[tuple[object, ...]] = [
-            (name, partition.partition, partition.leader or "none", absences(partition, brokers, self._absent))
-            for name, partition, brokers in self.out_of_sync[:shown_max]
-        ]
-        return ["topic", "#partition", "#leader", "not in sync"], rows
+    def write(self, *, as_json: bool) -> None:
+        if as_json:
+            write_json(self.document())
+            return
+        described = self._described
+        write_rows([*described.brokers, *map(_Absent, self._absent)], self._brokers())
+        click.echo()
+        write_line(f"coordination: {described.coordination}{_ACCESS.get(described.coordination_access, '')}")
+        write_line(f"level of features: {described.level}{_level_advice(described)}")
+        for line in self.security():
+            write_line(line)
+        write_line(self.counts())
+        if self.out_of_sync:
+            click.echo()
+            absent = Column("", "not in sync", lambda each: absences(each.partition, each.brokers, self._absent))
+            write_rows(self.out_of_sync[:_SHOWN_MAX], (*_OUT_OF_SYNC, absent))
+            if len(self.out_of_sync) > _SHOWN_MAX:
+                say(f"and {len(self.out_of_sync) - _SHOWN_MAX} more: --json names all")
 
     def document(self) -> dict[str, Any]:
         """All of it, for programs."""
+        described = self._described
         return {
-            "coordination": self._described.coordination,
-            "coordination_access": self._described.coordination_access or None,
-            "level": self._described.level,
-            "security_floor": list(self._described.security_floor),
-            "insecure": bool(self._described.insecure_brokers),
-            "insecure_brokers": list(self._described.insecure_brokers),
-            "brokers": [
-                document(broker, json_only("id", "address", "rack", "release", "level", "incarnation"))
-                | dict(zip(("leads", "replicas", "in_sync"), self._share(broker.id), strict=True))
-                for broker in self._described.brokers
-            ],
+            "coordination": described.coordination,
+            "coordination_access": described.coordination_access or None,
+            "level": described.level,
+            "security_floor": list(described.security_floor),
+            "insecure": bool(described.insecure_brokers),
+            "insecure_brokers": list(described.insecure_brokers),
+            "brokers": documents(described.brokers, self._brokers()),
             "absent_brokers": self._absent,
             "topics": self._topics,
             "partitions": self._partitions,
@@ -163,16 +197,7 @@ class ClusterSummary:
             "partitions_without_leader": self._leads[0],
             "partitions_not_fully_in_sync": len(self.out_of_sync),
             "partitions_moving": self._moving,
-            "not_in_sync": [
-                {
-                    "topic": name,
-                    "partition": partition.partition,
-                    "leader": partition.leader or None,
-                    "brokers": brokers,
-                    "unheard_ms": {str(broker): partition.unheard_ms.get(broker) for broker in brokers},
-                }
-                for name, partition, brokers in self.out_of_sync
-            ],
+            "not_in_sync": documents(self.out_of_sync, _OUT_OF_SYNC),
         }
 
 
@@ -200,24 +225,25 @@ def absences(partition: PartitionDescription, brokers: list[int], absent: Collec
     return ", ".join(told)
 
 
-@click.group(cls=CommandGroup)
+@command_group()
 def cluster() -> None:
     """Show the brokers, balance replicas and leaders, drain a broker."""
 
 
 @cluster.command("log-level", short_help="Have a broker log more, or less, for a while.")
-@click.argument("broker", type=click.IntRange(min=1))
-@click.argument("level", type=click.Choice(["debug", "info", "warning", "error"]))
-@click.option("--logger", default="mq_broker", show_default=True, help="A part of it, e.g. mq_broker.rpc.links.")
-@click.option("--for", "seconds", type=Seconds(min=1, max=86_400), default=600.0, show_default=True, metavar="SECONDS")
-@connection_options
-def log_level(broker: int, level: str, logger: str, seconds: float, connection: Connection) -> None:
+def log_level(
+    admin: Admin,
+    broker: int = argument(type=click.IntRange(1)),
+    level: str = argument(type=click.Choice(["debug", "info", "warning", "error"])),
+    logger: str = option("A part of it, e.g. mq_broker.rpc.links.", default="mq_broker"),
+    seconds: float = option("", "--for", type=Seconds(min=1, max=86_400), default=600.0, metavar="SECONDS"),
+) -> None:
     """Have BROKER log from LEVEL on. It goes back by itself."""
-    with connection.admin() as admin:
-        admin.set_log_level(broker, level, logger=logger, seconds=int(seconds))
+    admin.set_log_level(broker, level, logger=logger, seconds=int(seconds))
     say(f"broker {broker} logs {logger} from {level} on for {seconds:g} s")
 
 
+_FLOOR = json_only("demands", "can_demand")
 _DEMANDS: Final = ("tls", "authorize", "zk_auth")
 
 
@@ -231,20 +257,12 @@ def security() -> None:
 
 
 @security.command("show")
-@answer_options
-def show_floor(as_json: bool, connection: Connection) -> None:
+def show_floor(admin: Admin, as_json: bool = JSON) -> None:
     """Show what is demanded, and what each broker offers."""
-    with connection.admin() as admin:
-        found = admin.security_floor()
+    found = admin.security_floor()
     if as_json:
-        write_json(
-            {
-                "demands": list(found.demands),
-                "can_demand": list(found.can_demand),
-                "brokers": [{"id": broker, "offers": list(offers)} for broker, offers in found.offers.items()],
-                "absent_brokers": list(found.absent),
-            }
-        )
+        brokers = [{"id": broker, "offers": list(offers)} for broker, offers in found.offers.items()]
+        write_json(document(found, _FLOOR) | {"brokers": brokers, "absent_brokers": list(found.absent)})
         return
     _write_offers(found)
     click.echo()
@@ -259,10 +277,11 @@ def show_floor(as_json: bool, connection: Connection) -> None:
 
 
 @security.command("raise")
-@click.argument("demands", nargs=-1, metavar="[tls|authorize|zk_auth]...")
-@click.option("--force", is_flag=True, help="Although brokers that hold replicas are not registered.")
-@connection_options
-def raise_(demands: tuple[str, ...], force: bool, connection: Connection) -> int:
+def raise_(
+    admin: Admin,
+    demands: tuple[str, ...] = argument("[tls|authorize|zk_auth]...", nargs=-1),
+    force: bool = flag("Although brokers that hold replicas are not registered."),
+) -> int:
     """Demand more of every broker: what is named, or all that every broker offers.
 
     It is refused unless every broker that is registered offers it. From then on a broker that does not offer it does
@@ -270,9 +289,8 @@ def raise_(demands: tuple[str, ...], force: bool, connection: Connection) -> int
 
     Exit status 3: nothing was named, and there is nothing more that every broker offers.
     """
-    with connection.admin() as admin:
-        named = demands or admin.security_floor().can_demand
-        found = admin.raise_security_floor(*named, force=force) if named else admin.security_floor()
+    named = demands or admin.security_floor().can_demand
+    found = admin.raise_security_floor(*named, force=force) if named else admin.security_floor()
     _say_change(found)
     if named:
         return 0
@@ -282,10 +300,11 @@ def raise_(demands: tuple[str, ...], force: bool, connection: Connection) -> int
 
 
 @security.command()
-@click.argument("demands", nargs=-1, required=True, metavar="tls|authorize|zk_auth...")
-@click.option("--yes", is_flag=True, help="Really do it.")
-@connection_options
-def lower(demands: tuple[str, ...], yes: bool, connection: Connection) -> int:
+def lower(
+    demands: tuple[str, ...] = argument("tls|authorize|zk_auth...", nargs=-1, required=True),
+    yes: bool = flag("Really do it."),
+    connection: Connection = CONNECTION,
+) -> int:
     """Demand less: brokers may be started that do not offer what is named."""
     if not yes:
         raise click.UsageError(
@@ -304,8 +323,8 @@ def _say_change(found: SecurityFloor) -> None:
 
 
 def _write_offers(found: SecurityFloor) -> None:
-    rows = [(broker, *(cell(each in offers) for each in _DEMANDS)) for broker, offers in found.offers.items()]
-    write_table(["#broker", *_DEMANDS], rows)
+    columns = [Column("", each, lambda offers, each=each: each in offers[1]) for each in _DEMANDS]  # type: ignore[misc]
+    write_rows(found.offers.items(), (Column("", "#broker", itemgetter(0)), *columns))
 
 
 def _listed(demands: tuple[str, ...]) -> str:
@@ -313,22 +332,21 @@ def _listed(demands: tuple[str, ...]) -> str:
 
 
 @cluster.command(short_help="Close the cluster's nodes in ZooKeeper to all but the brokers.")
-@click.option("--zookeeper", required=True, metavar="HOSTS", help="HOST:PORT,… of the cluster's ZooKeeper.")
-@click.option(
-    "--zookeeper-auth",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    metavar="FILE",
-    help="The file with USER:PASSWORD that every broker was started with.",
-)
-@click.option(
-    "--zookeeper-certs",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Speak TLS with ZooKeeper, with ca.crt, broker.crt and broker.key of this directory.",
-)
-@click.option("--check", is_flag=True, help="Only look at every node. Exit status 1: some are open.")
-def secure_zookeeper(zookeeper: str, zookeeper_auth: Path, zookeeper_certs: Path | None, check: bool) -> int:
+def secure_zookeeper(
+    zookeeper: str = option("HOST:PORT,… of the cluster's ZooKeeper.", required=True, metavar="HOSTS"),
+    zookeeper_auth: Path = option(
+        "The file with USER:PASSWORD that every broker was started with.",
+        type=FILE,
+        required=True,
+        metavar="FILE",
+    ),
+    zookeeper_certs: Path | None = option(
+        "Speak TLS with ZooKeeper, with ca.crt, broker.crt and broker.key of this directory.",
+        type=DIRECTORY,
+        metavar="DIR",
+    ),
+    check: bool = flag("Only look at every node. Exit status 1: some are open."),
+) -> int:
     """Close the cluster's nodes in ZooKeeper to all but the brokers.
 
     For a cluster that was begun without --zookeeper-auth. Every broker must have been started again with the option.
@@ -361,9 +379,7 @@ def _such_as(found: Walked) -> str:
 
 
 @cluster.command()
-@click.option("--check", is_flag=True, help="Exit with 1 if something is wrong.")
-@answer_options
-def status(check: bool, as_json: bool, connection: Connection) -> int:
+def status(admin: Admin, check: bool = flag("Exit with 1 if something is wrong."), as_json: bool = JSON) -> int:
     """The brokers that are registered, what each leads and holds, and what is missing.
 
     Brokers that keep partitions closed, because they lack a key, are told in any case. With --check, what is wrong is
@@ -372,14 +388,13 @@ def status(check: bool, as_json: bool, connection: Connection) -> int:
     """
     from mq_client.looks import kept_closed
 
-    with connection.admin() as admin:
-        described = admin.describe_cluster()
-        observed = admin.observe("partitions")
-        topics = admin.describe_topics(observed, internal=True)
+    described = admin.describe_cluster()
+    observed = admin.observe("partitions")
+    topics = admin.describe_topics(observed, internal=True)
     if observed.silent:
         say(f"no answer from {', '.join(observed.silent)}: what only they know is missing here")
     summary = ClusterSummary(described, topics)
-    _write_status(summary, described, as_json=as_json)
+    summary.write(as_json=as_json)
     closed = [f"{told}: {cure}" for told, cure in kept_closed(observed.brokers)]
     wrong = closed + (summary.wrong(observed.silent) if check else [])
     for each in wrong:
@@ -387,38 +402,13 @@ def status(check: bool, as_json: bool, connection: Connection) -> int:
     return 1 if check and wrong else 0
 
 
-def _write_status(summary: ClusterSummary, described: ClusterDescription, *, as_json: bool) -> None:
-    if as_json:
-        write_json(summary.document())
-        return
-    write_table(*summary.brokers())
-    click.echo()
-    write_line(f"coordination: {described.coordination}{_ACCESS.get(described.coordination_access, '')}")
-    write_line(f"level of features: {described.level}{_level_advice(described)}")
-    for line in summary.security():
-        write_line(line)
-    write_line(summary.counts())
-    if summary.out_of_sync:
-        click.echo()
-        write_table(*summary.not_in_sync(_SHOWN_MAX))
-        if len(summary.out_of_sync) > _SHOWN_MAX:
-            say(f"and {len(summary.out_of_sync) - _SHOWN_MAX} more: --json names all")
-
-
 @cluster.command()
-@click.option("--brokers", "count", type=click.IntRange(min=1), default=1, show_default=True, help="So many must live.")
-@click.option("--in-sync", is_flag=True, help="Every partition must have a leader and all its replicas in sync.")
-@click.option(
-    "--for",
-    "wait_s",
-    type=Seconds(min=0),
-    default=300.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait.",
-)
-@connection_options
-def wait(count: int, in_sync: bool, wait_s: float, connection: Connection) -> int:
+def wait(
+    count: int = option("So many must live.", "--brokers", type=click.IntRange(1), default=1),
+    in_sync: bool = flag("Every partition must have a leader and all its replicas in sync."),
+    wait_s: float = option("How long to wait.", "--for", type=Seconds(min=0), default=300.0, metavar="SECONDS"),
+    connection: Connection = CONNECTION,
+) -> int:
     """Wait until the cluster is well, also for brokers that do not listen yet.
 
     What is missing is said every few seconds. Exit status 1: it is so to the end.
@@ -447,7 +437,6 @@ def _nobody_listens(connection: Connection) -> list[str]:
 
 
 def _missing(admin: Admin, brokers: int, *, in_sync: bool) -> list[str]:
-    from mq_client import TritonMQError
     from mq_client.looks import kept_closed
 
     try:
@@ -473,11 +462,12 @@ def _level_advice(described: ClusterDescription) -> str:
 
 
 @cluster.command()
-@click.option("--plan", is_flag=True, help="Only show what would be done, and which brokers stand in the way.")
-@click.option("--force", is_flag=True, help="Although brokers that hold replicas are not registered.")
-@answer_options
-@click.pass_context
-def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, connection: Connection) -> None:
+def upgrade(
+    admin: Admin,
+    plan: bool = flag("Only show what would be done, and which brokers stand in the way."),
+    force: bool = flag("Although brokers that hold replicas are not registered."),
+    as_json: bool = JSON,
+) -> int:
     """Raise the cluster's level of features, once every broker runs the new release.
 
     Until then brokers write nothing that the last release cannot read, and each of them can be started with the last
@@ -485,9 +475,8 @@ def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, conn
 
     Exit status 3: not every broker knows a higher level.
     """
-    with connection.admin() as admin:
-        before = admin.upgrade_cluster(plan=True).level
-        found = admin.upgrade_cluster(plan=plan, force=force)
+    before = admin.upgrade_cluster(plan=True).level
+    found = admin.upgrade_cluster(plan=plan, force=force)
     raised = found.level > before
     if as_json:
         levels = {"level": found.level, "target": found.target, "raised": raised}
@@ -504,41 +493,38 @@ def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, conn
         else:
             write_line(f"the cluster is at level {found.level}, the highest that every broker knows")
     newest = max((each.level for each in found.brokers), default=found.level)
-    if newest > max(found.target, found.level):
-        context.exit(3)
+    return 3 if newest > max(found.target, found.level) else 0
 
 
-@cluster.command()
-@answer_options
-def moves(as_json: bool, connection: Connection) -> None:
+@cluster.command(columns=MOVES)
+def moves(admin: Admin) -> Sequence[PartitionMove]:
     """The partitions that are on their way to other brokers now."""
-    with connection.admin() as admin:
-        found = admin.moves()
-    show(found, MOVES, as_json=as_json)
+    return admin.moves()
 
 
 @cluster.command()
-@click.option("--plan", is_flag=True, help="Only show what would move.")
-@wait_options
-@answer_options
-def balance(plan: bool, no_wait: bool, wait_s: float, as_json: bool, connection: Connection) -> int:
+def balance(
+    admin: Admin,
+    plan: bool = flag("Only show what would move."),
+    watching: Watching = WATCHING,
+    as_json: bool = JSON,
+) -> int:
     """Spread replicas and leaders evenly over the live brokers, those just added included, and over their racks.
 
     What is even already stays where it is. The coordinators' topic gets three replicas as soon as there are brokers for
     them.
     """
-    with connection.admin() as admin:
-        planned = admin.plan_balance()
-        if plan or as_json:
-            show(planned, PLAN, as_json=as_json)
-        if plan:
-            return 0
-        if not planned:
-            say("nothing to move: replicas and leaders are spread evenly")
-            return 0
-        if not start_and_watch(admin, planned, no_wait=no_wait, wait_s=wait_s):
-            return 1
-    if not no_wait:
+    planned = admin.plan_balance()
+    if plan or as_json:
+        show(planned, PLAN, as_json=as_json)
+    if plan:
+        return 0
+    if not planned:
+        say("nothing to move: replicas and leaders are spread evenly")
+        return 0
+    if not watching.start(admin, planned):
+        return 1
+    if not watching.no_wait:
         say(f"balanced: {counted(len(planned), 'partition')} moved or led by another broker now")
     return 0
 
@@ -554,27 +540,28 @@ def _check_known(admin: Admin, broker: int) -> None:
 
 
 @cluster.command()
-@click.argument("broker", type=click.IntRange(min=1))
-@click.option("--plan", is_flag=True, help="Only show what would move.")
-@wait_options
-@answer_options
-def drain(broker: int, plan: bool, no_wait: bool, wait_s: float, as_json: bool, connection: Connection) -> int:
+def drain(
+    admin: Admin,
+    broker: int = argument(type=click.IntRange(1)),
+    plan: bool = flag("Only show what would move."),
+    watching: Watching = WATCHING,
+    as_json: bool = JSON,
+) -> int:
     """Move everything off BROKER, so that it can be stopped for good. It may be dead already.
 
     A topic that is created meanwhile may be given to it again: drain it once more then.
     """
-    with connection.admin() as admin:
-        _check_known(admin, broker)
-        planned = admin.plan_drain(broker)
-        if plan or as_json:
-            show(planned, PLAN, as_json=as_json)
-        if plan:
-            return 0
-        if planned and not start_and_watch(admin, planned, no_wait=no_wait, wait_s=wait_s):
-            return 1
-        if no_wait:
-            return 0
-        if not watch(admin, wait_s, lambda: admin.needed_by(broker), max(1, len(planned))) and not not_over(wait_s):
-            return 1
+    _check_known(admin, broker)
+    planned = admin.plan_drain(broker)
+    if plan or as_json:
+        show(planned, PLAN, as_json=as_json)
+    if plan:
+        return 0
+    if planned and not watching.start(admin, planned):
+        return 1
+    if watching.no_wait:
+        return 0
+    if not watching.to_the_end(lambda: admin.needed_by(broker), max(1, len(planned))):
+        return 1
     say(f"broker {broker} holds nothing any more: it can be stopped")
     return 0

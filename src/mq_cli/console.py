@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -15,9 +16,11 @@ from typing import Any
 
 import click
 
-from mq_cli.connection import Connection, bootstrap_option
-from mq_cli.output import checking_what_was_typed, say
+from mq_cli.commands import command, flag, option, several
+from mq_cli.connection import BOOTSTRAP, Connection
+from mq_cli.output import say
 from mq_cli.terminal import log_to_stderr
+from mq_cli.values import FILE_THERE, checking_what_was_typed
 from mq_protocol.addresses import is_loopback, parse_address
 
 DEFAULT_LISTEN = "127.0.0.1:7480"
@@ -25,70 +28,67 @@ KEY_BYTES = 16
 _KEY_CHARACTERS_MIN = 16
 
 
-@click.command()
-@click.option(
-    "--listen",
-    default=DEFAULT_LISTEN,
-    envvar="TRITONMQ_CONSOLE_LISTEN",
-    show_default=True,
-    show_envvar=True,
-    metavar="HOST:PORT",
-    help="Where to serve the pages. Port 0 is a free one.",
-)
-@click.option(
-    "--actions",
-    is_flag=True,
-    envvar="TRITONMQ_CONSOLE_ACTIONS",
-    help="Also allow changes: topics, groups, moves. Without it pages only show.",
-)
-@click.option(
-    "--hide-values",
-    is_flag=True,
-    envvar="TRITONMQ_CONSOLE_HIDE_VALUES",
-    help="Show where records are and how large, and nothing that is in them.",
-)
-@click.option(
-    "--key-file",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    metavar="FILE",
-    help="The key that must be shown to see pages, in place of a new one at each start.",
-)
-@click.option("--open-to-all", is_flag=True, help="Ask for no key, where one is asked for otherwise.")
-@click.option(
-    "--host",
-    "names",
-    multiple=True,
-    metavar="NAME",
-    help="A name by which browsers may call this console, beside addresses and localhost. May be repeated.",
-)
-@click.option(
-    "--https-certificate",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    metavar="FILE",
-    help="Serve over HTTPS with this certificate, in PEM.",
-)
-@click.option(
-    "--https-key",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    metavar="FILE",
-    help="Its private key.",
-)
-@click.option("--insecure", is_flag=True, help="Serve addresses that other machines reach without HTTPS.")
-@click.option("--stop-at-eof", is_flag=True, hidden=True, help="End when standard input ends.")
-@bootstrap_option
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Where the pages are served, to whom, and what they may do."""
+
+    listen: str = option(
+        "Where to serve the pages. Port 0 is a free one.",
+        default=DEFAULT_LISTEN,
+        envvar="TRITONMQ_CONSOLE_LISTEN",
+        show_envvar=True,
+        metavar="HOST:PORT",
+    )
+    actions: bool = flag(
+        "Also allow changes: topics, groups, moves. Without it pages only show.", envvar="TRITONMQ_CONSOLE_ACTIONS"
+    )
+    hide_values: bool = flag(
+        "Show where records are and how large, and nothing that is in them.", envvar="TRITONMQ_CONSOLE_HIDE_VALUES"
+    )
+    key_file: Path | None = option(
+        "The key that must be shown to see pages, in place of a new one at each start.",
+        type=FILE_THERE,
+        metavar="FILE",
+    )
+    open_to_all: bool = flag("Ask for no key, where one is asked for otherwise.")
+    names: tuple[str, ...] = option(
+        "A name by which browsers may call this console, beside addresses and localhost. May be repeated.",
+        "--host",
+        multiple=True,
+        metavar="NAME",
+    )
+    https_certificate: Path | None = option(
+        "Serve over HTTPS with this certificate, in PEM.", type=FILE_THERE, metavar="FILE"
+    )
+    https_key: Path | None = option("Its private key.", type=FILE_THERE, metavar="FILE")
+    insecure: bool = flag("Serve addresses that other machines reach without HTTPS.")
+
+    def check(self, host: str) -> None:
+        """Nobody opens the pages to other machines without a word."""
+        if (self.https_certificate is None) != (self.https_key is None):
+            raise click.UsageError("--https-certificate and --https-key go together")
+        if self.https_certificate is None and not self.insecure and not is_loopback(host):
+            raise click.UsageError(
+                f"--listen {self.listen} can be reached from other machines: give --https-certificate and --https-key, "
+                "or --insecure to send everything in plain text"
+            )
+
+    def key(self, host: str, *, secured: bool) -> str | None:
+        """What must be shown to see pages."""
+        needed = (secured or self.actions or not is_loopback(host)) and not self.open_to_all
+        if self.key_file is None and needed:
+            return secrets.token_urlsafe(KEY_BYTES)
+        if self.key_file is None and self.actions:
+            raise click.UsageError("--actions needs a key: leave out --open-to-all")
+        return None if self.key_file is None else _read_key(self.key_file)
+
+
+@command()
 def console(
-    listen: str,
-    actions: bool,
-    hide_values: bool,
-    key_file: Path | None,
-    open_to_all: bool,
-    names: tuple[str, ...],
-    https_certificate: Path | None,
-    https_key: Path | None,
-    insecure: bool,
-    stop_at_eof: bool,
-    connection: Connection,
-) -> int:
+    how: Serving = several(Serving),
+    stop_at_eof: bool = flag("End when standard input ends.", hidden=True),
+    connection: Connection = BOOTSTRAP,
+) -> None:
     """Serve pages that show the cluster to a browser: what is wrong, brokers, topics, rows, groups, queues, sinks.
 
     Prints `console http://…` once it serves. Ctrl-C ends it. Whoever opens the page sees what you may see. So where the
@@ -96,25 +96,20 @@ def console(
     """
     serving = _serving_module()
     with checking_what_was_typed():
-        host, port = parse_address(listen)
-    _check_mode(host, listen, https_certificate, https_key, insecure=insecure)
-    secured = bool(connection.certs)
-    needs_key = (secured or actions or not is_loopback(host)) and not open_to_all
-    key = _key(key_file) if key_file is not None else secrets.token_urlsafe(KEY_BYTES) if needs_key else None
-    if actions and key is None:
-        raise click.UsageError("--actions needs a key: leave out --open-to-all")
+        host, port = parse_address(how.listen)
+    how.check(host)
+    key = how.key(host, secured=bool(connection.certs))
     log_to_stderr("warning")
     with _listening(host, port) as listener, checking_what_was_typed():
         os.environ.update(connection.environment())  # its readers find there how brokers are reached
-        made = serving.Console(
-            connection.bootstrap, serving.Settings(hide_values=hide_values, actions=actions), connection.security
-        )
+        settings = serving.Settings(hide_values=how.hide_values, actions=how.actions)
+        made = serving.Console(connection.bootstrap, settings, connection.security)
         try:
-            how = serving.Serving(names, key, https_certificate, https_key)
-            server = serving.Server(made, listener, how)
+            served = serving.Serving(how.names, key, how.https_certificate, how.https_key)
+            server = serving.Server(made, listener, served)
             _end_when_told(server, stop_at_eof=stop_at_eof)
-            scheme = "https" if https_certificate else "http"
-            shown_key = f"/?key={key}" if key is not None and key_file is None else ""
+            scheme = "https" if how.https_certificate else "http"
+            shown_key = f"/?key={key}" if key is not None and how.key_file is None else ""
             click.echo(f"console {scheme}://{_shown(host)}:{listener.getsockname()[1]}{shown_key}")
             sys.stdout.flush()
             if key is not None and not is_loopback(host) and scheme == "http":
@@ -122,7 +117,6 @@ def console(
             server.run_until_told()
         finally:
             made.close()
-    return 0
 
 
 def _serving_module() -> Any:
@@ -136,18 +130,7 @@ def _serving_module() -> Any:
         ) from error
 
 
-def _check_mode(host: str, listen: str, certificate: Path | None, private_key: Path | None, *, insecure: bool) -> None:
-    """Nobody opens the pages to other machines without a word."""
-    if (certificate is None) != (private_key is None):
-        raise click.UsageError("--https-certificate and --https-key go together")
-    if certificate is None and not insecure and not is_loopback(host):
-        raise click.UsageError(
-            f"--listen {listen} can be reached from other machines: give --https-certificate and --https-key, or "
-            "--insecure to send everything in plain text"
-        )
-
-
-def _key(path: Path) -> str:
+def _read_key(path: Path) -> str:
     key = path.read_text().strip()
     if len(key) < _KEY_CHARACTERS_MIN or not key.isascii() or any(each.isspace() for each in key):
         raise click.UsageError(f"the key in {path} is no word of at least {_KEY_CHARACTERS_MIN} ASCII characters")

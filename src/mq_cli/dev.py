@@ -17,14 +17,17 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import click
 
+from mq_cli.commands import command, flag, option, several
 from mq_cli.console import DEFAULT_LISTEN
 from mq_cli.interrupts import handling
 from mq_cli.output import say
+from mq_cli.values import DIRECTORY
 from mq_dev.embedded_zookeeper import is_free
 from mq_dev.local_cluster import HOST, BrokerProcess, ClusterFailed, LocalCluster, without_settings
 
@@ -38,55 +41,70 @@ TRIAL = "trial"
 """The user of --authorize."""
 
 
-@click.command(short_help="Run a local cluster in the foreground, for trials.")
-@click.option(
-    "--brokers",
-    "count",
-    type=click.IntRange(1, 16),
-    default=1,
-    show_default=True,
-    help="How many brokers. More than one also start a real ZooKeeper.",
-)
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65_500),
-    default=PORT,
-    show_default=True,
-    help="The brokers listen on this port, the next one, and so on. 0: free ports.",
-)
-@click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the data here. Default: a temporary directory, removed at the end.",
-)
-@click.option("--zookeeper/--no-zookeeper", "zookeeper", default=None, help="Start a ZooKeeper even for one broker.")
-@click.option("--auto-create", is_flag=True, help="Create a topic when a producer or a consumer first names it.")
-@click.option(
-    "--secure", is_flag=True, help="Speak TLS: make an authority and certificates, and say where they are (certs=DIR)."
-)
-@click.option(
-    "--authorize",
-    is_flag=True,
-    help=f"With --secure: make a user `{TRIAL}` too, with rules for what begins with `{TRIAL}-`, to try rights with.",
-)
-@click.option("--console/--no-console", default=True, show_default=True, help="Serve pages that show it to a browser.")
-def dev(
-    count: int,
-    port: int,
-    data: Path | None,
-    zookeeper: bool | None,
-    auto_create: bool,
-    secure: bool,
-    authorize: bool,
-    console: bool,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The cluster that is wanted."""
+
+    count: int = option(
+        "How many brokers. More than one also start a real ZooKeeper.",
+        "--brokers",
+        type=click.IntRange(1, 16),
+        default=1,
+    )
+    port: int = option(
+        "The brokers listen on this port, the next one, and so on. 0: free ports.",
+        type=click.IntRange(0, 65_500),
+        default=PORT,
+    )
+    data: Path | None = option(
+        "Keep the data here. Default: a temporary directory, removed at the end.", type=DIRECTORY
+    )
+    zookeeper: bool | None = option(
+        "Start a ZooKeeper even for one broker.", "--zookeeper/--no-zookeeper", default=None
+    )
+    auto_create: bool = flag("Create a topic when a producer or a consumer first names it.")
+    secure: bool = flag("Speak TLS: make an authority and certificates, and say where they are (certs=DIR).")
+    authorize: bool = flag(
+        f"With --secure: make a user `{TRIAL}` too, with rules for what begins with `{TRIAL}-`, to try rights with."
+    )
+    console: bool = option("Serve pages that show it to a browser.", "--console/--no-console", default=True)
+
+    def check(self) -> None:
+        """Refuse options that make no sense together."""
+        if self.authorize and not self.secure:
+            raise click.UsageError(
+                "--authorize goes with --secure: without certificates everybody is User:ANONYMOUS, and nobody can be "
+                "told from others"
+            )
+        if self.zookeeper is False and self.count > 1:
+            raise click.UsageError(
+                "several brokers need a ZooKeeper between them: leave out --no-zookeeper, or use --brokers 1"
+            )
+
+    def cluster(self, directory: Path) -> LocalCluster:
+        replicas = str(min(3, self.count))
+        return LocalCluster(
+            directory,
+            self.count,
+            port=self.port,
+            zookeeper=self.zookeeper,
+            arguments=["--auto-create", "--auto-create-replicas", replicas] if self.auto_create else [],
+            certs=directory / "certs" if self.secure else None,
+            http=self.port + METRICS_BEHIND if self.port else True,
+            closed=True,
+            grpc=self.port + GRPC_BEHIND if self.port else True,
+        )
+
+
+@command(short_help="Run a local cluster in the foreground, for trials.")
+def dev(trial: Trial = several(Trial)) -> None:
     """Run a local cluster in the foreground, for trials.
 
     Prints one line when every broker serves: `ready bootstrap=HOST:PORT,… grpc=HOST:PORT,…`, and with --secure
     `certs=DIR` behind it. Clients in other languages use gRPC.
     Ctrl-C ends it. With --secure rights are judged, and the user `admin` may do everything.
     """
-    _check_company(count, zookeeper, secure=secure, authorize=authorize)
+    trial.check()
     stop = threading.Event()
 
     def asked_to_stop(_number: int, _frame: FrameType | None) -> None:
@@ -95,26 +113,15 @@ def dev(
         stop.set()
 
     ends: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    with _directory(data) as directory, handling(dict.fromkeys(ends, asked_to_stop)):
-        arguments = ["--auto-create", "--auto-create-replicas", str(min(3, count))] if auto_create else []
-        cluster = LocalCluster(
-            directory,
-            count,
-            port=port,
-            zookeeper=zookeeper,
-            arguments=arguments,
-            certs=directory / "certs" if secure else None,
-            http=port + METRICS_BEHIND if port else True,
-            closed=True,
-            grpc=port + GRPC_BEHIND if port else True,
-        )
+    with _directory(trial.data) as directory, handling(dict.fromkeys(ends, asked_to_stop)):
+        cluster = trial.cluster(directory)
         try:
             cluster.start(progress=say, go_on=lambda: _check(stop))
-            if authorize:
+            if trial.authorize:
                 _make_trial_user(cluster)
-            _say_ready(cluster, authorize=authorize)
-            say(f"logs and data: {directory}{'' if data else ' (removed at the end)'}; Ctrl-C ends it")
-            with running_console(cluster, directory, port) if console else nullcontext():
+            _say_ready(cluster, authorize=trial.authorize)
+            say(f"logs and data: {directory}{'' if trial.data else ' (removed at the end)'}; Ctrl-C ends it")
+            with running_console(cluster, directory, trial.port) if trial.console else nullcontext():
                 _watch(cluster, stop)
         except ClusterFailed as error:
             raise click.ClickException(str(error)) from error
@@ -124,20 +131,6 @@ def dev(
             with suppress(OSError):  # Ctrl-C ends the reader of a pipe before us
                 say("stopping")
             cluster.stop()
-    return 0
-
-
-def _check_company(count: int, zookeeper: bool | None, *, secure: bool, authorize: bool) -> None:
-    """Refuse options that make no sense together."""
-    if authorize and not secure:
-        raise click.UsageError(
-            "--authorize goes with --secure: without certificates everybody is User:ANONYMOUS, and nobody can be told "
-            "from others"
-        )
-    if zookeeper is False and count > 1:
-        raise click.UsageError(
-            "several brokers need a ZooKeeper between them: leave out --no-zookeeper, or use --brokers 1"
-        )
 
 
 def _make_trial_user(cluster: LocalCluster) -> None:

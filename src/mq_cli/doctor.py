@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import click
 from click.core import ParameterSource
 
-from mq_cli.connection import Connection, answer_options, milliseconds
-from mq_cli.output import bytes_text, checking_what_was_typed, counted, duration_text, say, write, write_json
+from mq_cli.commands import command, flag, option
+from mq_cli.connection import CONNECTION, Connection, milliseconds
+from mq_cli.output import JSON, bytes_text, counted, duration_text, say, write, write_json
+from mq_cli.values import DIRECTORY_THERE, FILE, FILE_THERE, checking_what_was_typed
 from mq_protocol.errors import TritonMQError
 from mq_protocol.names import parse_duration
 
@@ -250,36 +252,28 @@ def _of_staged(transactions: Sequence[TransactionDescription], now_us: int) -> I
             yield _wrong(told, f"start that query again, or `tritonmq transaction abort {each.key}` if it is dead")
 
 
-@click.command()
-@click.option(
-    "--data",
-    type=click.Path(file_okay=False, exists=True, path_type=Path),
-    metavar="DIR",
-    help="Measure this data directory too. A file without a name is written there, and gone afterwards.",
-)
-@click.option("--here", is_flag=True, help="Look at this machine only, and ask no broker.")
-@click.option(
-    "--bundle",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.zip",
-    help="Write all that a bug report needs into this file. It holds no records and no secrets.",
-)
-@click.option(
-    "--log",
-    "logs",
-    multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="The end of this log of a broker is to be in the bundle. May be given several times.",
-)
-@answer_options
+@command()
 def doctor(
-    data: Path | None,
-    here: bool,
-    bundle: Path | None,
-    logs: tuple[Path, ...],
-    as_json: bool,
-    connection: Connection,
+    data: Path | None = option(
+        "Measure this data directory too. A file without a name is written there, and gone afterwards.",
+        type=DIRECTORY_THERE,
+        metavar="DIR",
+    ),
+    here: bool = flag("Look at this machine only, and ask no broker."),
+    bundle: Path | None = option(
+        "Write all that a bug report needs into this file. It holds no records and no secrets.",
+        type=FILE,
+        metavar="FILE.zip",
+    ),
+    logs: tuple[Path, ...] = option(
+        "The end of this log of a broker is to be in the bundle. May be given several times.",
+        "--log",
+        multiple=True,
+        type=FILE_THERE,
+        metavar="FILE",
+    ),
+    as_json: bool = JSON,
+    connection: Connection = CONNECTION,
 ) -> int:
     """Look at this machine and at the cluster. What is wrong is said with what to do, and the exit status is 1 then."""
     if logs and bundle is None:

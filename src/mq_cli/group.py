@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, answer_options, connection_options
-from mq_cli.messages import count_option, records_json_option, write_records
-from mq_cli.moments import EARLIEST, LATEST, meaning, parse_place
+from mq_cli.commands import argument, command_group, flag, option
+from mq_cli.connection import CONNECTION, Connection
+from mq_cli.messages import RECORDS_JSON, count_option, write_records
 from mq_cli.output import (
+    JSON,
+    YES,
     Column,
     both,
     bytes_text,
-    checking_what_was_typed,
     confirm,
     counted,
     document,
@@ -30,8 +30,9 @@ from mq_cli.output import (
     time_text,
     write_json,
     write_rows,
-    yes_option,
 )
+from mq_cli.values import EARLIEST, LATEST, checking, meaning, parse_place
+from mq_protocol.errors import GroupInUse, InvalidRequest, UnknownGroup
 from mq_protocol.names import check_group_name, check_topic_name
 
 if TYPE_CHECKING:
@@ -41,12 +42,13 @@ SHORT_MEMBER = 8
 """So many characters of a member's id are shown where they tell it from the others."""
 
 
-@click.group(cls=CommandGroup)
+@command_group()
 def group() -> None:
     """List, describe, reset, peek and delete groups."""
 
 
 _SPARK = "spark"
+Place = str | int | datetime
 
 
 class Move(NamedTuple):
@@ -58,38 +60,22 @@ class Move(NamedTuple):
 
 
 @group.command(short_help="Move a group: to earliest, latest, an offset or a time, or by N records.")
-@click.argument("name", metavar="GROUP")
-@click.argument("topic")
-@click.option(
-    "--to",
-    callback=meaning(parse_place),
-    metavar="earliest|latest|OFFSET|TIME",
-    help="The new place. TIME is ISO 8601, or 15m for 15 minutes ago.",
-)
-@click.option("--by", type=int, metavar="N", help="Move by N records in each partition; a negative N goes back.")
-@click.option(
-    "--partition",
-    "-p",
-    "numbers",
-    type=click.IntRange(min=0),
-    multiple=True,
-    help="Only this partition. May be repeated.",
-)
-@click.option("--plan", is_flag=True, help="Only show what would move.")
-@click.option(
-    "--force", is_flag=True, help="Move the group even while it has members. They continue from where they are."
-)
-@answer_options
 def reset(
-    name: str,
-    topic: str,
-    to: str | int | datetime | None,
-    by: int | None,
-    numbers: tuple[int, ...],
-    plan: bool,
-    force: bool,
-    as_json: bool,
-    connection: Connection,
+    name: str = argument("GROUP", callback=checking(check_group_name)),
+    topic: str = argument(callback=checking(check_topic_name)),
+    to: Place | None = option(
+        "The new place. TIME is ISO 8601, or 15m for 15 minutes ago.",
+        callback=meaning(parse_place),
+        metavar="earliest|latest|OFFSET|TIME",
+    ),
+    by: int | None = option("Move by N records in each partition; a negative N goes back.", type=int, metavar="N"),
+    numbers: tuple[int, ...] = option(
+        "Only this partition. May be repeated.", "--partition", "-p", type=click.IntRange(0), multiple=True
+    ),
+    plan: bool = flag("Only show what would move."),
+    force: bool = flag("Move the group even while it has members. They continue from where they are."),
+    as_json: bool = JSON,
+    connection: Connection = CONNECTION,
 ) -> None:
     """Move the cursors of GROUP in TOPIC. `--to earliest` reads all again, `--to latest` skips all, `--by -100` goes
     back.
@@ -98,9 +84,6 @@ def reset(
     """
     if (to is None) == (by is None):
         raise click.UsageError("say where to: either --to earliest|latest|OFFSET|TIME or --by N")
-    with checking_what_was_typed():
-        check_group_name(name)
-        check_topic_name(topic)
     with connection.admin() as admin:
         cursors, unknown_group = _cursors(admin, name, topic)
         logs = admin.offsets(topic)
@@ -135,8 +118,6 @@ def reset(
 def _cursors(admin: Admin, name: str, topic: str) -> tuple[list[GroupCursor], str]:
     """The group's places in the topic; for a group that is not there yet none, and what says so with the nearest
     name."""
-    from mq_client import UnknownGroup
-
     try:
         return [cursor for cursor in admin.describe_group(name).cursors if cursor.topic == topic], ""
     except UnknownGroup as error:
@@ -144,8 +125,6 @@ def _cursors(admin: Admin, name: str, topic: str) -> tuple[list[GroupCursor], st
 
 
 def _refuse_members(name: str, cursors: Collection[GroupCursor], *, force: bool) -> None:
-    from mq_client import GroupInUse
-
     members = sorted({member for cursor in cursors for member in cursor.members})
     if members and not force:
         raise GroupInUse(
@@ -158,7 +137,7 @@ def planned(
     logs: Mapping[int, tuple[int, int]],
     places: Mapping[int, int],
     *,
-    to: str | int | datetime | None,
+    to: Place | None,
     by: int | None,
     times: Mapping[int, int],
 ) -> list[Move]:
@@ -243,27 +222,22 @@ def cursor_columns(short: Mapping[str, str]) -> tuple[Column, ...]:
     )
 
 
-@group.command("list")
-@answer_options
-def list_groups(as_json: bool, connection: Connection) -> None:
+@group.command("list", columns=COLUMNS)
+def list_groups(admin: Admin) -> list[GroupDescription]:
     """List the groups that have a cursor, and the lag of each in records, bytes and seconds.
 
     The label of a Spark query's group is the query's name.
     """
-    with connection.admin() as admin:
-        found = admin.describe_groups()
+    found = admin.describe_groups()
     _say_who_is_silent(found)
-    show(found, COLUMNS, as_json=as_json)
+    return found
 
 
 @group.command()
-@click.argument("name")
-@answer_options
-def describe(name: str, as_json: bool, connection: Connection) -> None:
+def describe(admin: Admin, name: str = argument(), as_json: bool = JSON) -> None:
     """Show the cursor of the group NAME in each partition, and its lag in records, bytes and seconds. Its label will do
     where one group alone is called so."""
-    with connection.admin() as admin:
-        found = _named_or_labelled(admin, name)
+    found = _named_or_labelled(admin, name)
     _say_who_is_silent([found])
     if as_json:
         write_json(document(found, COLUMNS) | {"cursors": documents(found.cursors, cursor_columns({}))})
@@ -278,8 +252,6 @@ def describe(name: str, as_json: bool, connection: Connection) -> None:
 
 
 def _named_or_labelled(admin: Admin, name: str) -> GroupDescription:
-    from mq_client import InvalidRequest, UnknownGroup
-
     try:
         return admin.describe_group(name)
     except (UnknownGroup, InvalidRequest):  # a label may be no name that a group can have
@@ -296,40 +268,32 @@ def _short_ids(members: set[str]) -> dict[str, str]:
 
 
 @group.command()
-@click.argument("name", metavar="GROUP")
-@click.argument("topic")
-@count_option(10)
-@records_json_option
-@connection_options
-def peek(name: str, topic: str, count: int, as_json: bool, connection: Connection) -> None:
+def peek(
+    admin: Admin,
+    name: str = argument("GROUP", callback=checking(check_group_name)),
+    topic: str = argument(callback=checking(check_topic_name)),
+    count: int = count_option(10),
+    as_json: bool = RECORDS_JSON,
+) -> None:
     """Write the next messages that GROUP will get of TOPIC. The group is not moved."""
-    with checking_what_was_typed():
-        check_group_name(name)
-        check_topic_name(topic)
-    with connection.admin() as admin:
-        write_records(admin, topic, lambda: admin.peek(topic, name, count), as_json=as_json)
+    write_records(admin, topic, lambda: admin.peek(topic, name, count), as_json=as_json)
 
 
 @group.command()
-@click.argument("names", metavar="GROUP...", nargs=-1, required=True)
-@click.option(
-    "--force", is_flag=True, help="Delete the group even while it has members. Their subscriptions end with an error."
-)
-@yes_option
-@connection_options
-def delete(names: tuple[str, ...], force: bool, yes: bool, connection: Connection) -> None:
+def delete(
+    admin: Admin,
+    names: tuple[str, ...] = argument("GROUP...", nargs=-1, required=True, callback=checking(check_group_name)),
+    force: bool = flag("Delete the group even while it has members. Their subscriptions end with an error."),
+    yes: bool = YES,
+) -> None:
     """Delete the cursors of GROUP. No message is deleted. Refused while the group has members."""
-    with checking_what_was_typed():
-        for name in names:
-            check_group_name(name)
-    with connection.admin() as admin:
-        for name in names:
-            admin.describe_group(name)  # all or none: a name that is not there is told before any is deleted
-        what = f"group {names[0]}" if len(names) == 1 else counted(len(names), "group")
-        confirm(f"Delete {what}, and forget how far they are?", yes=yes)
-        for name in names:
-            admin.delete_group(name, force=force)
-            say(f"deleted group {name}")
+    for name in names:
+        admin.describe_group(name)  # all or none: a name that is not there is told before any is deleted
+    what = f"group {names[0]}" if len(names) == 1 else counted(len(names), "group")
+    confirm(f"Delete {what}, and forget how far they are?", yes=yes)
+    for name in names:
+        admin.delete_group(name, force=force)
+        say(f"deleted group {name}")
 
 
 def _say_who_is_silent(groups: Sequence[GroupDescription]) -> None:

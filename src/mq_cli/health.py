@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import click
-
-from mq_cli.connection import Connection, security_options
-from mq_cli.output import Seconds, checking_what_was_typed, say
+from mq_cli.commands import argument, command, flag, option
+from mq_cli.connection import SECURITY, Connection
+from mq_cli.output import say
+from mq_cli.values import Seconds, checking_what_was_typed
 from mq_process.patience import Patience
 from mq_protocol.addresses import parse_address
 
@@ -19,19 +19,20 @@ _ASK_S = 2.0
 _AGAIN_S = 0.25
 
 
-@click.command(short_help="Exit with 0 if a broker lives, or is ready.")
-@click.argument("address", metavar="HOST:PORT")
-@click.option("--ready", is_flag=True, help="Ask whether it is ready: everything assigned to it is open and in sync.")
-@click.option(
-    "--wait",
-    "wait_s",
-    type=Seconds(min=0),
-    default=0.0,
-    metavar="SECONDS",
-    help="Ask again for so long. Default: once.",
-)
-@security_options
-def health(address: str, ready: bool, wait_s: float, connection: Connection) -> int:
+@command(short_help="Exit with 0 if a broker lives, or is ready.")
+def health(
+    address: str = argument("HOST:PORT"),
+    ready: bool = flag("Ask whether it is ready: everything assigned to it is open and in sync."),
+    wait_s: float = option(
+        "Ask again for so long. Default: once.",
+        "--wait",
+        type=Seconds(min=0),
+        default=0.0,
+        metavar="SECONDS",
+        show_default=False,
+    ),
+    connection: Connection = SECURITY,
+) -> int:
     """Ask the broker at HOST:PORT, where clients connect, for its health. Exit status 1: it does not live, or is not
     ready.
     """

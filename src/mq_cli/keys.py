@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mq_cli.command_group import CommandGroup
-from mq_cli.output import Column, F, both, json_option, say, show
+from mq_cli.commands import argument, command_group, flag, option
+from mq_cli.output import JSON, Column, both, say, show
+from mq_cli.values import DIRECTORY_THERE
 
 if TYPE_CHECKING:
     from mq_broker.storage.key_file import KeyFile
 
 
-@click.group(cls=CommandGroup)
+@command_group()
 def keys() -> None:
     """Make, list, rotate, rewrap and retire the keys that brokers seal their data with.
 
@@ -27,35 +28,38 @@ def keys() -> None:
     """
 
 
-def _encrypt_option(command: F) -> F:
-    return click.option("--encrypt", required=True, metavar="KEYREF", help="The keys, as file:PATH.")(command)
+def _path_of(_context: click.Context, _option: click.Parameter, encrypt: str) -> Path:
+    from mq_broker.storage.key_provider import aead
+
+    scheme, _, rest = encrypt.partition(":")
+    if scheme != "file" or not rest:
+        raise click.UsageError(f"--encrypt {encrypt}: keys are made and removed in a file here: give file:PATH")
+    aead()  # without it nobody could use them
+    return Path(rest)
 
 
-def _data_option(*, required: bool) -> Callable[[F], F]:
-    kind: Any = click.Path(exists=True, file_okay=False, path_type=Path)
-    return click.option(
+ENCRYPT: Final = option("The keys, as file:PATH.", required=True, metavar="KEYREF")
+KEY_FILE: Final = option("The keys, as file:PATH.", "--encrypt", required=True, metavar="KEYREF", callback=_path_of)
+NAME: Final = argument(default="default")
+
+
+def _data(*, required: bool) -> Any:
+    return option(
+        "The data directory of a broker that is stopped. More than one may be given.",
         "--data",
-        "directories",
-        type=kind,
+        type=DIRECTORY_THERE,
         multiple=True,
         required=required,
         metavar="DIR",
-        help="The data directory of a broker that is stopped. More than one may be given.",
     )
 
 
-_name = click.argument("name", default="default")
-
-
 @keys.command()
-@_name
-@_encrypt_option
-def create(name: str, encrypt: str) -> None:
+def create(name: str = NAME, path: Path = KEY_FILE) -> None:
     """Make the first key called NAME, and the file if there is none. `default` seals every topic that names no key.
 
     Keep a copy of the file elsewhere: without it nothing that is sealed can be read again.
     """
-    path = _path_of(encrypt)
     with _changing(path):
         content = _read(path, new=True)
         if name in content.current:
@@ -64,14 +68,11 @@ def create(name: str, encrypt: str) -> None:
 
 
 @keys.command()
-@_name
-@_encrypt_option
-def rotate(name: str, encrypt: str) -> None:
+def rotate(name: str = NAME, path: Path = KEY_FILE) -> None:
     """Make a newer key called NAME. A broker uses it when it starts again, or two segments later.
 
     The older ones stay: what they seal needs them. `rewrap` changes that.
     """
-    path = _path_of(encrypt)
     with _changing(path):
         content = _read(path)
         if name not in content.current:
@@ -80,12 +81,11 @@ def rotate(name: str, encrypt: str) -> None:
 
 
 @keys.command("list")
-@json_option
-@_encrypt_option
-@_data_option(required=False)
-def list_keys(encrypt: str, directories: tuple[Path, ...], as_json: bool) -> None:
+def list_keys(
+    as_json: bool = JSON, path: Path = KEY_FILE, directories: tuple[Path, ...] = _data(required=False)
+) -> None:
     """List the keys, and with --data how many files each seals there."""
-    content = _read(_path_of(encrypt))
+    content = _read(path)
     used = _used(directories)
     newest = {key_id: name for name, key_id in content.current.items()}
     rows = [
@@ -108,11 +108,12 @@ def list_keys(encrypt: str, directories: tuple[Path, ...], as_json: bool) -> Non
 
 
 @keys.command()
-@_name
-@_encrypt_option
-@_data_option(required=True)
-@click.option("--from", "former", metavar="KEY", help="Only what this key seals. Default: every older key of NAME.")
-def rewrap(name: str, encrypt: str, directories: tuple[Path, ...], former: str | None) -> None:
+def rewrap(
+    name: str = NAME,
+    encrypt: str = ENCRYPT,
+    directories: tuple[Path, ...] = _data(required=True),
+    former: str | None = option("Only what this key seals. Default: every older key of NAME.", "--from", metavar="KEY"),
+) -> None:
     """Have the newest key called NAME seal what older ones of that name seal. Writes heads of files, not records."""
     from mq_broker.storage.files import OsFiles
     from mq_broker.storage.keyring import Keyring
@@ -140,19 +141,19 @@ def rewrap(name: str, encrypt: str, directories: tuple[Path, ...], former: str |
 
 
 @keys.command()
-@click.argument("key")
-@_encrypt_option
-@_data_option(required=True)
-@click.option("--shred", is_flag=True, help="Remove it although it is used: what it seals is lost for ever.")
-@click.option("--yes", is_flag=True, help="With --shred: do not ask.")
-def retire(key: str, encrypt: str, directories: tuple[Path, ...], shred: bool, yes: bool) -> None:
+def retire(
+    key: str = argument(),
+    path: Path = KEY_FILE,
+    directories: tuple[Path, ...] = _data(required=True),
+    shred: bool = flag("Remove it although it is used: what it seals is lost for ever."),
+    yes: bool = flag("With --shred: do not ask."),
+) -> None:
     """Remove KEY from the file, if nothing in the data directories is sealed with it.
 
     Give every data directory of the brokers that use this file.
     """
     from mq_broker.storage.key_file import write_key_file
 
-    path = _path_of(encrypt)
     with _changing(path), contextlib.ExitStack() as locked:
         content = _read(path)
         if key not in content.keys:
@@ -181,16 +182,6 @@ def retire(key: str, encrypt: str, directories: tuple[Path, ...], shred: bool, y
 
 
 # ------------------------------------------------------------------ what is asked
-
-
-def _path_of(encrypt: str) -> Path:
-    from mq_broker.storage.key_provider import aead
-
-    scheme, _, rest = encrypt.partition(":")
-    if scheme != "file" or not rest:
-        raise click.UsageError(f"--encrypt {encrypt}: keys are made and removed in a file here: give file:PATH")
-    aead()  # without it nobody could use them
-    return Path(rest)
 
 
 def _read(path: Path, *, new: bool = False) -> KeyFile:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -14,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mq_cli.connection import Connection, bootstrap_option
+from mq_cli.commands import argument, command, option
+from mq_cli.connection import BOOTSTRAP, Connection
 from mq_cli.interrupts import handling
-from mq_cli.output import Seconds, checking_what_was_typed
+from mq_cli.values import COMMAND, Seconds, checking_what_was_typed
 
 if TYPE_CHECKING:
     from mq_client import Lock
@@ -31,18 +31,18 @@ _SIGNALLED: Final = 128
 """Shells add this to the number of the signal that ended a command."""
 
 
-@click.command()
-@click.argument("name")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@click.option(
-    "--wait",
-    "wait_s",
-    type=Seconds(min=0),
-    metavar="SECONDS",
-    help="How long to wait for the lock. 0: run the command only if the lock is free.  [default: until it is free]",
-)
-@bootstrap_option
-def lock(name: str, command: tuple[str, ...], wait_s: float | None, connection: Connection) -> int:
+@command()
+def lock(
+    name: str = argument(),
+    command: tuple[str, ...] = COMMAND,
+    wait_s: float | None = option(
+        "How long to wait for the lock. 0: run the command only if the lock is free.  [default: until it is free]",
+        "--wait",
+        type=Seconds(min=0),
+        metavar="SECONDS",
+    ),
+    connection: Connection = BOOTSTRAP,
+) -> int:
     """Run COMMAND while having the lock NAME, which one holder in the cluster has at a time.
 
     The exit code is the command's. It is 1 if the lock was not free in time, or was lost: then the command is told to
@@ -53,8 +53,6 @@ def lock(name: str, command: tuple[str, ...], wait_s: float | None, connection: 
     """
     from mq_client import Lock
 
-    if shutil.which(command[0]) is None:  # before anybody waits for the lock
-        raise click.UsageError(f"there is no command {command[0]!r} to run: check its name and PATH")
     with checking_what_was_typed():
         wait_ms = float("inf") if wait_s is None else wait_s * 1000
         held = Lock(**connection.for_client(), name=name, timeout_ms=wait_ms)

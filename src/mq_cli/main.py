@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import click
 
-from mq_cli.command_group import CommandGroup
+from mq_cli.commands import CommandGroup
 from mq_cli.interrupts import heard_from_now_on
 from mq_cli.terminal import LINES, printable
 from mq_protocol.errors import TritonMQError

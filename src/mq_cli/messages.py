@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from mq_cli.output import F
+from mq_cli.commands import flag, option
 from mq_cli.terminal import printable_bytes, printable_json
 
 if TYPE_CHECKING:
@@ -88,21 +88,11 @@ def write_records(admin: Admin, topic: str, ask: Callable[[], Sequence[ConsumerR
     return bool(records)
 
 
-def records_json_option(command: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="Write whole records, one JSON object per line.")(
-        command
-    )
+RECORDS_JSON: Final = flag("Write whole records, one JSON object per line.", "--json")
 
 
-def count_option(default: int) -> Callable[[F], F]:
-    return click.option(
-        "--count",
-        "-n",
-        type=click.IntRange(1, 10_000),
-        default=default,
-        show_default=True,
-        help="The largest number of messages.",
-    )
+def count_option(default: int) -> Any:
+    return option("The largest number of messages.", "-n", type=click.IntRange(1, 10_000), default=default)
 
 
 @dataclass(frozen=True, slots=True)

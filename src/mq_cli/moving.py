@@ -10,37 +10,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import click
 from rich.console import Console
 
-from mq_cli.output import Column, F, Seconds, both, cell, counted, or_null, say
+from mq_cli.commands import flag, option, several
+from mq_cli.output import Column, both, cell, counted, or_null, say
+from mq_cli.values import SOME_SECONDS
 from mq_process.patience import Patience
 
 if TYPE_CHECKING:
     from mq_client import Admin, PartitionMove
 
 LOOK_S = 0.3
-DEFAULT_WAIT_S = 3_600.0
 
 Told = Callable[[int], None]
 """How many are done."""
-
-
-def wait_options(command: F) -> F:
-    command = click.option(
-        "--wait",
-        "wait_s",
-        type=Seconds(min=0, min_open=True),
-        default=DEFAULT_WAIT_S,
-        show_default=True,
-        metavar="SECONDS",
-        help="How long to watch. After that the moves continue by themselves, and the exit code is 1.",
-    )(command)
-    return click.option("--no-wait", is_flag=True, help="Start the moves and exit. They continue by themselves.")(
-        command
-    )
 
 
 def change(move: PartitionMove) -> str:
@@ -79,39 +65,57 @@ PLAN: Final = (
 """Of moves that would be made."""
 
 
-def watch(admin: Admin, wait_s: float, remaining: Callable[[], int], total: int) -> bool:
-    """Until nothing remains: whether that was in time. Shows a bar on a terminal."""
-    patience, deadline = Patience(say), time.monotonic() + wait_s
-    with _bar(total) as told:
-        while True:
-            left = remaining()
-            told(max(0, total - left))
-            if left == 0:
-                return True
-            if time.monotonic() > deadline:
-                return False
-            if not sys.stderr.isatty():
-                patience.waits_for(f"{counted(left, 'partition')} on the way")
-            time.sleep(LOOK_S)
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """Whether, and for how long, moves that were started are watched."""
+
+    no_wait: bool = flag("Start the moves and exit. They continue by themselves.")
+    wait_s: float = option(
+        "How long to watch. After that the moves continue by themselves, and the exit code is 1.",
+        "--wait",
+        type=SOME_SECONDS,
+        default=3_600.0,
+        metavar="SECONDS",
+    )
+
+    def start(self, admin: Admin, moves: Sequence[PartitionMove]) -> bool:
+        """Start the moves and, unless told not to, watch them to their end. False if they were not over in time."""
+        admin.start_moves(moves)
+        if self.no_wait:
+            say(f"{counted(len(moves), 'partition')} on the way")
+            return True
+        places = {(move.topic, move.partition) for move in moves}
+        return self.to_the_end(
+            lambda: sum((move.topic, move.partition) in places for move in admin.moves()), len(moves)
+        )
+
+    def to_the_end(self, remaining: Callable[[], int], total: int) -> bool:
+        """As `until_over`, and it is said if that was not in time."""
+        over = self.until_over(remaining, total)
+        if not over:
+            say(
+                f"not finished after {self.wait_s:g} s: the moves continue by themselves; `tritonmq cluster moves` "
+                "shows them"
+            )
+        return over
+
+    def until_over(self, remaining: Callable[[], int], total: int) -> bool:
+        """Until nothing remains: whether that was in time. Shows a bar on a terminal."""
+        patience, deadline = Patience(say), time.monotonic() + self.wait_s
+        with _bar(total) as told:
+            while True:
+                left = remaining()
+                told(max(0, total - left))
+                if left == 0:
+                    return True
+                if time.monotonic() > deadline:
+                    return False
+                if not sys.stderr.isatty():
+                    patience.waits_for(f"{counted(left, 'partition')} on the way")
+                time.sleep(LOOK_S)
 
 
-def start_and_watch(admin: Admin, moves: Sequence[PartitionMove], *, no_wait: bool, wait_s: float) -> bool:
-    """Start the moves and, unless told not to, watch them to their end. False if they were not over in time."""
-    admin.start_moves(moves)
-    if no_wait:
-        say(f"{counted(len(moves), 'partition')} on the way")
-        return True
-    places = {(move.topic, move.partition) for move in moves}
-
-    def remaining() -> int:
-        return sum((move.topic, move.partition) in places for move in admin.moves())
-
-    return watch(admin, wait_s, remaining, len(moves)) or not_over(wait_s)
-
-
-def not_over(wait_s: float) -> bool:
-    say(f"not finished after {wait_s:g} s: the moves continue by themselves; `tritonmq cluster moves` shows them")
-    return False
+WATCHING: Final = several(Watching)
 
 
 @contextmanager

@@ -4,26 +4,16 @@ lost."""
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, answer_options, connection_options
-from mq_cli.moving import start_and_watch, wait_options, watch
-from mq_cli.output import (
-    Column,
-    F,
-    checking_what_was_typed,
-    counted,
-    document,
-    json_only,
-    or_null,
-    say,
-    write,
-    write_json,
-    write_rows,
-)
+from mq_cli.commands import argument, command_group, flag, option
+from mq_cli.connection import CONNECTION, Connection
+from mq_cli.moving import WATCHING, Watching
+from mq_cli.output import JSON, Column, counted, document, json_only, or_null, say, write, write_json, write_rows
+from mq_cli.values import checking, meaning
+from mq_protocol.errors import TritonMQError, UnknownPartition
 from mq_protocol.limits import next_life
 from mq_protocol.names import check_topic_name
 
@@ -42,24 +32,21 @@ _COLUMNS = (
 )
 
 
-def _place(command: F) -> F:
-    return click.argument("topic")(click.argument("number", metavar="PARTITION", type=click.IntRange(min=0))(command))
+TOPIC: Final = argument(callback=checking(lambda name: check_topic_name(name, internal=True)))
+PARTITION: Final = argument("PARTITION", type=click.IntRange(0))
 
 
-@click.group(cls=CommandGroup)
+@command_group()
 def partition() -> None:
     """Describe, move or recover one partition, or hand its leadership over."""
 
 
 @partition.command()
-@_place
-@answer_options
-def describe(topic: str, number: int, as_json: bool, connection: Connection) -> None:
+def describe(admin: Admin, topic: str = TOPIC, number: int = PARTITION, as_json: bool = JSON) -> None:
     """Show a partition's replicas, leader, in-sync set and offsets, and where it moves to."""
-    with connection.admin() as admin:
-        found = _find(admin, topic, number)
-        start, end = _offsets(admin, topic, number) if found.leader else (None, None)
-        live = {broker.id for broker in admin.describe_cluster().brokers}
+    found = _find(admin, topic, number)
+    start, end = _offsets(admin, topic, number) if found.leader else (None, None)
+    live = {broker.id for broker in admin.describe_cluster().brokers}
     if as_json:
         write_json({"topic": topic, **document(found, _COLUMNS), "log_start_offset": start, "log_end_offset": end})
         return
@@ -79,47 +66,6 @@ def describe(topic: str, number: int, as_json: bool, connection: Connection) -> 
     write_rows(dict.fromkeys((*found.replicas, *found.isr)), columns)
 
 
-@partition.command()
-@_place
-@click.option(
-    "--to",
-    "target",
-    metavar="BROKER,…",
-    help="The brokers that get the replicas, in order of rank. The first one leads.",
-)
-@click.option("--cancel", is_flag=True, help="Send the partition back to its former brokers.")
-@wait_options
-@connection_options
-def move(
-    topic: str,
-    number: int,
-    target: str | None,
-    cancel: bool,
-    no_wait: bool,
-    wait_s: float,
-    connection: Connection,
-) -> int:
-    """Move a partition's replicas to other brokers, while it is written to and read.
-
-    It goes on by itself once it is started, whatever becomes of this command or of a broker.
-    """
-    if cancel == bool(target):
-        raise click.UsageError("give either --to BROKER,… or --cancel")
-    from mq_client import PartitionMove
-
-    brokers = _brokers(target) if target else ()
-    with connection.admin() as admin:
-        found = _find(admin, topic, number)
-        if cancel:
-            return 0 if _cancel(admin, topic, number, no_wait=no_wait, wait_s=wait_s) else 1
-        wanted = PartitionMove(topic, number, found.replicas, brokers)
-        if not start_and_watch(admin, [wanted], no_wait=no_wait, wait_s=wait_s):
-            return 1
-    if not no_wait:
-        say(f"{topic}-{number} is on brokers {' '.join(map(str, brokers))}")
-    return 0
-
-
 def _brokers(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdigit() and int(word) for word in words):
@@ -127,7 +73,41 @@ def _brokers(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _cancel(admin: Admin, topic: str, number: int, *, no_wait: bool, wait_s: float) -> bool:
+@partition.command()
+def move(
+    topic: str = TOPIC,
+    number: int = PARTITION,
+    brokers: tuple[int, ...] | None = option(
+        "The brokers that get the replicas, in order of rank. The first one leads.",
+        "--to",
+        metavar="BROKER,…",
+        callback=meaning(_brokers),
+    ),
+    cancel: bool = flag("Send the partition back to its former brokers."),
+    watching: Watching = WATCHING,
+    connection: Connection = CONNECTION,
+) -> int:
+    """Move a partition's replicas to other brokers, while it is written to and read.
+
+    It goes on by itself once it is started, whatever becomes of this command or of a broker.
+    """
+    if cancel == (brokers is not None):
+        raise click.UsageError("give either --to BROKER,… or --cancel")
+    from mq_client import PartitionMove
+
+    with connection.admin() as admin:
+        found = _find(admin, topic, number)
+        if cancel:
+            return 0 if _cancel(admin, topic, number, watching) else 1
+        wanted = PartitionMove(topic, number, found.replicas, brokers or ())
+        if not watching.start(admin, [wanted]):
+            return 1
+    if not watching.no_wait:
+        say(f"{topic}-{number} is on brokers {' '.join(map(str, wanted.target))}")
+    return 0
+
+
+def _cancel(admin: Admin, topic: str, number: int, watching: Watching) -> bool:
     def under_way() -> list[PartitionMove]:
         return [m for m in admin.moves() if (m.topic, m.partition) == (topic, number)]
 
@@ -135,52 +115,49 @@ def _cancel(admin: Admin, topic: str, number: int, *, no_wait: bool, wait_s: flo
         say(f"{topic}-{number} is not moving: nothing to cancel")
         return True
     admin.cancel_move(topic, number)
-    if no_wait or watch(admin, wait_s, lambda: len(under_way()), 1):
-        say(f"{topic}-{number} is {'on its way back' if no_wait else 'back where it came from'}")
+    if watching.no_wait or watching.until_over(lambda: len(under_way()), 1):
+        say(f"{topic}-{number} is {'on its way back' if watching.no_wait else 'back where it came from'}")
         return True
-    say(f"not back after {wait_s:g} s: none of its former brokers is in sync; the move continues by itself")
+    say(f"not back after {watching.wait_s:g} s: none of its former brokers is in sync; the move continues by itself")
     return False
 
 
 @partition.command()
-@_place
-@click.argument("broker", type=click.IntRange(min=1))
-@connection_options
-def lead(topic: str, number: int, broker: int, connection: Connection) -> None:
+def lead(
+    admin: Admin, topic: str = TOPIC, number: int = PARTITION, broker: int = argument(type=click.IntRange(1))
+) -> None:
     """Let BROKER lead the partition. It must hold a replica that is in sync. No request fails by it.
 
     After a while the first replica leads again (`tritonmq broker --balance-leaders-ms`). To change that, `tritonmq
     partition move` another one to the front.
     """
-    with connection.admin() as admin:
-        _find(admin, topic, number)
-        admin.transfer_leadership(topic, number, broker)
+    _find(admin, topic, number)
+    admin.transfer_leadership(topic, number, broker)
     say(f"{topic}-{number} is led by broker {broker}")
 
 
 @partition.command()
-@_place
-@click.option(
-    "--from",
-    "source",
-    type=click.IntRange(min=1),
-    metavar="BROKER",
-    help="The broker whose log is kept. Default: the broker with the newest log.",
-)
-@click.option(
-    "--force", is_flag=True, help="Give up logs that are in sync, or may be. Records that only they have are lost."
-)
-@answer_options
-def recover(topic: str, number: int, source: int | None, force: bool, as_json: bool, connection: Connection) -> int:
+def recover(
+    admin: Admin,
+    topic: str = TOPIC,
+    number: int = PARTITION,
+    source: int | None = option(
+        "The broker whose log is kept. Default: the broker with the newest log.",
+        "--from",
+        type=click.IntRange(1),
+        metavar="BROKER",
+    ),
+    force: bool = flag("Give up logs that are in sync, or may be. Records that only they have are lost."),
+    as_json: bool = JSON,
+) -> int:
     """Unclean recovery: continue without the in-sync logs, when none of them is left.
 
     Refused while an in-sync log exists on a live broker, or may exist on a broker that cannot be asked. Start that
     broker instead.
     """
-    with connection.admin() as admin:
-        _find(admin, topic, number)
-        done = admin.recover_partition(topic, number, from_broker=source, force=force)
-        leader = _wait_for_leader(admin, topic, number)
+    _find(admin, topic, number)
+    done = admin.recover_partition(topic, number, from_broker=source, force=force)
+    leader = _wait_for_leader(admin, topic, number)
     if as_json:
         write_json(
             {
@@ -222,8 +199,6 @@ def what_is_lost(done: Recovery) -> list[str]:
 
 
 def _wait_for_leader(admin: Admin, topic: str, number: int) -> int:
-    from mq_client import TritonMQError
-
     deadline = time.monotonic() + LEADER_WAIT_S
     while time.monotonic() < deadline:
         try:
@@ -236,10 +211,6 @@ def _wait_for_leader(admin: Admin, topic: str, number: int) -> int:
 
 
 def _find(admin: Admin, topic: str, number: int) -> PartitionDescription:
-    from mq_client import UnknownPartition
-
-    with checking_what_was_typed():
-        check_topic_name(topic, internal=True)
     partitions = admin.describe_topic(topic).partitions
     if number >= len(partitions):
         raise UnknownPartition(f"topic {topic!r} has no partition {number}: it has 0 to {len(partitions) - 1}")
@@ -247,8 +218,6 @@ def _find(admin: Admin, topic: str, number: int) -> PartitionDescription:
 
 
 def _offsets(admin: Admin, topic: str, number: int) -> tuple[int | None, int | None]:
-    from mq_client import TritonMQError
-
     try:
         return admin.offsets(topic)[number]
     except TritonMQError as error:  # another partition of the topic may have no leader

@@ -13,18 +13,19 @@ import io
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import click
 
-from mq_cli.connection import Connection, connection_options, milliseconds
-from mq_cli.moments import TIME, WORDS, meaning, parse_moment, parse_time
-from mq_cli.output import Progress, checking_what_was_typed, counted, counting, say
-from mq_protocol.errors import OutcomeUnknown
+from mq_cli.commands import argument, command, flag, option, several
+from mq_cli.connection import CONNECTION, Connection, milliseconds
+from mq_cli.output import Progress, counted, counting, say
+from mq_cli.values import TIME, WORDS, checking_what_was_typed, meaning, parse_moment, parse_time
+from mq_protocol.errors import BatchTooLarge, OutcomeUnknown, SchemaMismatch, TritonMQError
 from mq_protocol.names import parse_duration
 
 if TYPE_CHECKING:
@@ -127,20 +128,6 @@ class _Gzipped(io.RawIOBase):
         return len(data)
 
 
-@dataclass(frozen=True, slots=True)
-class _How:
-    """How lines become messages, as the options say. `extras`: what every message has beside key and value; `due`:
-    when it is to be published, if not at once, and its priority, if not the usual one."""
-
-    separator: bytes | None
-    partition: int | None
-    as_csv: bool
-    columns: list[str] | None
-    gzipped: bool
-    extras: Mapping[str, Any]
-    due: Mapping[str, Any] = field(default_factory=dict)
-
-
 _duration = meaning(parse_duration, "is no duration: give e.g. 500 (milliseconds), 90s, 10m or 7d")
 
 
@@ -158,77 +145,91 @@ _later = meaning(parse_time, f"is not {TIME}. For so much later give --delay, as
 """A time alone: `10m` means ten minutes ago elsewhere, and whoever writes it here means later."""
 
 
-@click.command()
-@click.argument("topic")
-@click.option(
-    "--key-separator", "-K", metavar="TEXT", help="The text before the first TEXT in a line is the message's key."
-)
-@click.option(
-    "--acks",
-    type=click.Choice(["all", "leader", "none"]),
-    default="all",
-    show_default=True,
-    help="Which replicas must have a message before it is acknowledged: all in sync, the leader, none.",
-)
-@click.option("--partition", "-p", type=click.IntRange(min=0), help="The partition. Default: by key, or in turn.")
-@click.option(
-    "--header",
-    "-H",
-    "headers",
-    multiple=True,
-    callback=_parse_headers,
-    metavar="NAME=VALUE",
-    help="A header of each message. May be repeated.",
-)
-@click.option(
-    "--timestamp",
-    callback=meaning(parse_moment, f"is not {WORDS}"),
-    metavar="TIME",
-    help=f"Of each message: {WORDS}. Default: now.",
-)
-@click.option("--delay", callback=_duration, metavar="DURATION", help="Publish the messages so much later, as 10m.")
-@click.option("--at", callback=_later, metavar="TIME", help=f"Publish the messages then: {TIME}.")
-@click.option(
-    "--priority", type=click.IntRange(0, 31), help="Of each message: work queues lend higher ones first. Default: 4."
-)
-@click.option(
-    "--ttl",
-    callback=_duration,
-    metavar="DURATION",
-    help="How long after it is published work queues lend a message, as 10m. Default: for ever.",
-)
-@click.option(
-    "--csv", "as_csv", is_flag=True, help="The input is CSV. Its first line names the columns, unless --columns does."
-)
-@click.option("--columns", metavar="NAME,…", help="The columns of a CSV input that has no header line.")
-@click.option("--gzip", "gzipped", is_flag=True, help="The input is compressed with gzip.")
-@click.option(
-    "--compression",
-    type=click.Choice(["none", "lz4", "zstd", "gzip", "snappy"]),
-    default="none",
-    show_default=True,
-    help="Codec of sent and stored batches. gzip stands for zstd, snappy for lz4.",
-)
-@click.option("--quiet", "-q", is_flag=True, help="Do not report how many messages were sent.")
-@connection_options
-def produce(
-    topic: str,
-    key_separator: str | None,
-    acks: str,
-    partition: int | None,
-    headers: list[tuple[str, bytes]],
-    timestamp: datetime | None,
-    delay: int | None,
-    at: datetime | None,
-    priority: int | None,
-    ttl: int | None,
-    as_csv: bool,
-    columns: str | None,
-    gzipped: bool,
-    compression: str,
-    quiet: bool,
-    connection: Connection,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class How:
+    """How lines become messages, and are sent."""
+
+    key_separator: str | None = option(
+        "The text before the first TEXT in a line is the message's key.", "-K", metavar="TEXT"
+    )
+    acks: str = option(
+        "Which replicas must have a message before it is acknowledged: all in sync, the leader, none.",
+        type=click.Choice(["all", "leader", "none"]),
+        default="all",
+    )
+    partition: int | None = option("The partition. Default: by key, or in turn.", "-p", type=click.IntRange(0))
+    headers: list[tuple[str, bytes]] = option(
+        "A header of each message. May be repeated.",
+        "--header",
+        "-H",
+        multiple=True,
+        callback=_parse_headers,
+        metavar="NAME=VALUE",
+    )
+    timestamp: datetime | None = option(
+        f"Of each message: {WORDS}. Default: now.", callback=meaning(parse_moment, f"is not {WORDS}"), metavar="TIME"
+    )
+    delay: int | None = option("Publish the messages so much later, as 10m.", callback=_duration, metavar="DURATION")
+    at: datetime | None = option(f"Publish the messages then: {TIME}.", callback=_later, metavar="TIME")
+    priority: int | None = option(
+        "Of each message: work queues lend higher ones first. Default: 4.", type=click.IntRange(0, 31)
+    )
+    ttl: int | None = option(
+        "How long after it is published work queues lend a message, as 10m. Default: for ever.",
+        callback=_duration,
+        metavar="DURATION",
+    )
+    as_csv: bool = flag("The input is CSV. Its first line names the columns, unless --columns does.", "--csv")
+    columns: str | None = option("The columns of a CSV input that has no header line.", metavar="NAME,…")
+    gzipped: bool = flag("The input is compressed with gzip.", "--gzip")
+    compression: str = option(
+        "Codec of sent and stored batches. gzip stands for zstd, snappy for lz4.",
+        type=click.Choice(["none", "lz4", "zstd", "gzip", "snappy"]),
+        default="none",
+    )
+    quiet: bool = flag("Do not report how many messages were sent.", "-q")
+
+    def check(self) -> None:
+        if self.key_separator == "":
+            raise click.BadParameter("must not be empty", param_hint="--key-separator")
+        if self.key_separator is not None and self.as_csv:
+            raise click.UsageError("--key-separator and --csv are two ways to find the key: give one")
+        if self.columns is not None and not self.as_csv:
+            raise click.UsageError("--columns names the columns of CSV: give --csv as well")
+
+    def check_for(self, topic: TopicDescription) -> None:
+        has_schema = f"topic {topic.name} has a schema of its own"
+        if topic.typed and self.key_separator is not None:
+            raise click.UsageError(f"{has_schema}: its lines are JSON objects, without keys before them")
+        if topic.typed and (self.headers or self.timestamp is not None):
+            raise click.UsageError(f"{has_schema}: its rows have no headers and no timestamp beside its columns")
+        if self.delay is not None and self.at is not None:
+            raise click.UsageError("--delay and --at are two ways to say when: give one")
+
+    def extras(self) -> dict[str, Any]:
+        """What every message has beside key and value, where that is not the usual."""
+        said = {
+            "headers": self.headers or None,
+            "timestamp": self.timestamp,
+            "partition": self.partition,
+            "priority": self.priority,
+            "ttl_ms": self.ttl,
+            "delay_ms": self.delay,
+            "deliver_at": self.at,
+        }
+        return {name: value for name, value in said.items() if value is not None}
+
+    @property
+    def arrived(self) -> str:
+        return "sent" if self.acks == "none" else "acknowledged"
+
+    def input(self) -> BinaryIO:
+        stream = sys.stdin.buffer
+        return io.BufferedReader(_Gzipped(stream), READ_BYTES) if self.gzipped else stream
+
+
+@command()
+def produce(topic: str = argument(), how: How = several(How), connection: Connection = CONNECTION) -> None:
     """Send the lines of standard input to TOPIC, a message each, as the bytes that they are.
 
     Ends when all are acknowledged. With `-K :` the line `a:b` is the message `b` with the key `a`. For a topic with a
@@ -237,177 +238,140 @@ def produce(
 
     Stops at the first line that cannot be sent: the lines before it are, and the exit code is 1.
     """
-    if key_separator == "":
-        raise click.BadParameter("must not be empty", param_hint="--key-separator")
-    if key_separator is not None and as_csv:
-        raise click.UsageError("--key-separator and --csv are two ways to find the key: give one")
-    if columns is not None and not as_csv:
-        raise click.UsageError("--columns names the columns of CSV: give --csv as well")
+    how.check()
     with connection.admin() as admin:
         described = admin.describe_topic(topic, auto_create=True)
-    if described.typed and key_separator is not None:
-        raise click.UsageError(
-            f"topic {topic} has a schema of its own: its lines are JSON objects, without keys before them"
-        )
-    if described.typed and (headers or timestamp is not None):
-        raise click.UsageError(
-            f"topic {topic} has a schema of its own: its rows have no headers and no timestamp beside its columns"
-        )
-    extras: dict[str, Any] = {"headers": headers} if headers else {}
-    if timestamp is not None:
-        extras["timestamp"] = timestamp
-    names = None if columns is None else columns.split(",")
-    separator = None if key_separator is None else key_separator.encode()
-    how = _How(separator, partition, as_csv, names, gzipped, extras, _due(delay, at, priority, ttl))
+    how.check_for(described)
     from mq_client import Producer
 
-    timeout_s, show = connection.timeout_s, not quiet and not sys.stdin.isatty()
+    timeout_s, show = connection.timeout_s, not how.quiet and not sys.stdin.isatty()
     with checking_what_was_typed():
         to, timeout_ms = connection.for_client(), milliseconds(timeout_s)
-        producer = Producer(**to, acks=acks, timeout_ms=timeout_ms, compression=compression)
+        producer = Producer(**to, acks=how.acks, timeout_ms=timeout_ms, compression=how.compression)
     with producer:
-        count = _send(producer, described, how, show=show, timeout_s=timeout_s, acks=acks)
-    if not quiet:
-        say(f"{counted(count, 'message')} {_arrived(acks)}")
+        count = _Sending(producer, described, how, Ledger()).to_the_end(timeout_s, show=show)
+    if not how.quiet:
+        say(f"{counted(count, 'message')} {how.arrived}")
 
 
-def _due(delay: int | None, at: datetime | None, priority: int | None, ttl: int | None) -> dict[str, Any]:
-    if delay is not None and at is not None:
-        raise click.UsageError("--delay and --at are two ways to say when: give one")
-    due: dict[str, Any] = {} if priority is None else {"priority": priority}
-    if ttl is not None:
-        due["ttl_ms"] = ttl
-    return due | ({"delay_ms": delay} if delay is not None else {"deliver_at": at} if at is not None else {})
+class _Sending(NamedTuple):
+    """Sends all of standard input, noting each line and message in the ledger."""
+
+    producer: Producer
+    topic: TopicDescription
+    how: How
+    ledger: Ledger
+
+    def to_the_end(self, timeout_s: float, *, show: bool) -> int:
+        """How many messages have arrived. Raises `click.ClickException` saying where it stopped, if that is not the
+        input's end."""
+        from mq_cli.row_texts import UnreadableRow
+
+        ledger = self.ledger
+        stopped: BaseException | None = None
+        try:
+            with counting(show=show) as progress:
+                feed = self._csv if self.how.as_csv else self._rows if self.topic.typed else self._lines
+                feed(progress)
+        except (TritonMQError, UnreadableRow, _BadInput, csv.Error, KeyboardInterrupt) as error:
+            stopped = error
+        at = ledger.line
+        with contextlib.suppress(TritonMQError):  # the ledger knows which line it is of
+            self.producer.flush()
+        ledger.settle(timeout_s)
+        arrived = f"{counted(ledger.acknowledged, 'message') if ledger.acknowledged else 'nothing'} {self.how.arrived}"
+        if ledger.failure is not None:
+            line, reason = ledger.failure
+            raise click.ClickException(f"{arrived}, the first that is not is line {line}: {reason}")
+        if isinstance(stopped, KeyboardInterrupt):
+            say(f"{arrived}{_lines(at)}")
+            raise stopped
+        if stopped is not None:
+            raise click.ClickException(f"{arrived}{_lines(at - 1)}, stopped at line {at}: {stopped}")
+        return ledger.acknowledged
+
+    def _lines(self, progress: Progress) -> None:
+        separator = None if self.how.key_separator is None else self.how.key_separator.encode()
+        topic, extras, ledger = self.topic.name, self.how.extras(), self.ledger
+        publish, add = self.producer.publish, ledger.add
+        for lines in _blocks(self.how.input(), ledger):
+            for value in lines:
+                ledger.line += 1
+                key = None
+                if separator is not None and separator in value:  # a line without it has no key
+                    key, _, value = value.partition(separator)
+                add(publish(topic, value, key=key, **extras))
+            self._look(progress)
+
+    def _rows(self, progress: Progress) -> None:
+        from mq_cli.row_texts import JsonRows, JsonTables
+
+        name, extras, ledger = self.topic.name, self.how.extras(), self.ledger
+        rows, tables = JsonRows(self.topic.schema), JsonTables(self.topic.schema)
+        for lines in _blocks(self.how.input(), ledger):
+            table = tables.read(lines)
+            if table is not None and self._sent_whole(table, extras):
+                ledger.line += len(lines)
+            else:
+                for line in lines:
+                    ledger.line += 1
+                    if line and not line.isspace():
+                        ledger.add(self.producer.publish(name, rows.row(line), **extras))
+            self._look(progress)
+
+    def _sent_whole(self, table: pa.Table, extras: Mapping[str, Any]) -> bool:
+        """False if one of the rows is refused: which one is found by sending them one at a time."""
+        try:
+            future = self.producer.publish_batch(self.topic.name, table, **extras)
+        except (SchemaMismatch, BatchTooLarge):
+            return False
+        self.ledger.add_table(future, self.ledger.line + 1, table.num_rows)
+        return True
+
+    def _csv(self, progress: Progress) -> None:
+        from mq_cli.row_texts import CsvRows, UnreadableRow
+
+        csv.field_size_limit(LINE_BYTES_MAX)
+        topic, extras, ledger = self.topic, self.how.extras(), self.ledger
+        text = io.TextIOWrapper(self.how.input(), "utf-8-sig", errors="surrogateescape", newline="")
+        try:
+            cells = csv.reader(text, strict=True)
+            columns = None if self.how.columns is None else self.how.columns.split(",")
+            ledger.line = 1
+            if columns is None:
+                columns = [name.strip() for name in next(cells, [])]
+                if not columns:
+                    return
+            if not topic.typed and not {"value"} <= set(columns) <= {"key", "value"}:
+                raise UnreadableRow(f"topic {topic.name} holds records: the columns can be value, or key and value")
+            rows = CsvRows(_record_columns() if not topic.typed else topic.schema, columns)
+            while True:
+                ledger.line = cells.line_num + 1  # a row in quotes may have several lines: the first counts
+                found = next(cells, None)
+                if found is None:
+                    return
+                if not found:
+                    continue
+                row = rows.row(found)
+                if topic.typed:
+                    ledger.add(self.producer.publish(topic.name, row, **extras))
+                else:
+                    ledger.add(self.producer.publish(topic.name, **row, **extras))
+                if ledger.sent % _LOOK == 0:
+                    self._look(progress)
+        finally:
+            text.detach()  # else it would close standard input
+
+    def _look(self, progress: Progress) -> None:
+        self.ledger.look()
+        progress(self.ledger.sent)
 
 
-def _arrived(acks: str) -> str:
-    return "sent" if acks == "none" else "acknowledged"
-
-
-def _send(
-    producer: Producer, described: TopicDescription, how: _How, *, show: bool, timeout_s: float, acks: str
-) -> int:
-    """How many messages have arrived. Raises `click.ClickException` saying where it stopped, if that is not the input's
-    end."""
-    from mq_cli.row_texts import UnreadableRow
-    from mq_protocol.errors import TritonMQError
-
-    ledger = Ledger()
-    stopped: BaseException | None = None
-    try:
-        with counting(show=show) as progress:
-            _feed(described, how)(producer, described, how, ledger, progress)
-    except (TritonMQError, UnreadableRow, _BadInput, csv.Error, KeyboardInterrupt) as error:
-        stopped = error
-    at = ledger.line
-    with contextlib.suppress(TritonMQError):  # the ledger knows which line it is of
-        producer.flush()
-    ledger.settle(timeout_s)
-    arrived = counted(ledger.acknowledged, "message") if ledger.acknowledged else "nothing"
-    if ledger.failure is not None:
-        line, reason = ledger.failure
-        raise click.ClickException(f"{arrived} {_arrived(acks)}, the first that is not is line {line}: {reason}")
-    if isinstance(stopped, KeyboardInterrupt):
-        say(f"{arrived} {_arrived(acks)}{_lines(at)}")
-        raise stopped
-    if stopped is not None:
-        raise click.ClickException(f"{arrived} {_arrived(acks)}{_lines(at - 1)}, stopped at line {at}: {stopped}")
-    return ledger.acknowledged
+_LOOK: Final = 1_000
 
 
 def _lines(last: int) -> str:
     return "" if last < 1 else " (line 1)" if last == 1 else f" (lines 1 to {last})"
-
-
-def _feed(
-    described: TopicDescription, how: _How
-) -> Callable[[Producer, TopicDescription, _How, Ledger, Progress], None]:
-    """What sends all of standard input, noting each line and message in the ledger."""
-    if how.as_csv:
-        return _send_csv
-    return _send_rows if described.typed else _send_lines
-
-
-def _send_lines(producer: Producer, described: TopicDescription, how: _How, ledger: Ledger, progress: Progress) -> None:
-    topic, separator, partition = described.name, how.separator, how.partition
-    extras = {**how.extras, **how.due}
-    publish, add = producer.publish, ledger.add
-    for lines in _blocks(_input(how), ledger):
-        for value in lines:
-            ledger.line += 1
-            key = None
-            if separator is not None and separator in value:  # a line without it has no key
-                key, _, value = value.partition(separator)
-            add(publish(topic, value, key=key, partition=partition, **extras))
-        ledger.look()
-        progress(ledger.sent)
-
-
-def _send_rows(producer: Producer, described: TopicDescription, how: _How, ledger: Ledger, progress: Progress) -> None:
-    from mq_cli.row_texts import JsonRows, JsonTables
-
-    rows, tables = JsonRows(described.schema), JsonTables(described.schema)
-    for lines in _blocks(_input(how), ledger):
-        table = tables.read(lines)
-        if table is not None and _sent_whole(producer, described.name, table, how, ledger):
-            ledger.line += len(lines)
-        else:
-            for line in lines:
-                ledger.line += 1
-                if line and not line.isspace():
-                    ledger.add(producer.publish(described.name, rows.row(line), partition=how.partition, **how.due))
-        ledger.look()
-        progress(ledger.sent)
-
-
-def _sent_whole(producer: Producer, topic: str, table: pa.Table, how: _How, ledger: Ledger) -> bool:
-    """False if one of the rows is refused: which one is found by sending them one at a time."""
-    from mq_client import BatchTooLarge, SchemaMismatch
-
-    try:
-        future = producer.publish_batch(topic, table, partition=how.partition, **how.due)
-    except (SchemaMismatch, BatchTooLarge):
-        return False
-    ledger.add_table(future, ledger.line + 1, table.num_rows)
-    return True
-
-
-def _send_csv(producer: Producer, described: TopicDescription, how: _How, ledger: Ledger, progress: Progress) -> None:
-    from mq_cli.row_texts import CsvRows, UnreadableRow
-
-    csv.field_size_limit(LINE_BYTES_MAX)
-    text = io.TextIOWrapper(_input(how), "utf-8-sig", errors="surrogateescape", newline="")
-    try:
-        cells = csv.reader(text, strict=True)
-        columns = how.columns
-        ledger.line = 1
-        if columns is None:
-            columns = [name.strip() for name in next(cells, [])]
-            if not columns:
-                return
-        if not described.typed and not {"value"} <= set(columns) <= {"key", "value"}:
-            raise UnreadableRow(f"topic {described.name} holds records: the columns can be value, or key and value")
-        rows = CsvRows(_record_columns() if not described.typed else described.schema, columns)
-        while True:
-            ledger.line = cells.line_num + 1  # a row in quotes may have several lines: the first counts
-            found = next(cells, None)
-            if found is None:
-                return
-            if not found:
-                continue
-            row = rows.row(found)
-            if described.typed:
-                ledger.add(producer.publish(described.name, row, partition=how.partition, **how.due))
-            else:
-                ledger.add(producer.publish(described.name, partition=how.partition, **row, **how.extras, **how.due))
-            if ledger.sent % _LOOK == 0:
-                ledger.look()
-                progress(ledger.sent)
-    finally:
-        text.detach()  # else it would close standard input
-
-
-_LOOK: Final = 1_000
 
 
 def _record_columns() -> pa.Schema:
@@ -423,11 +387,6 @@ def _read(stream: BinaryIO, ledger: Ledger) -> bytes:
         ledger.line += 1
         raise
     return data
-
-
-def _input(how: _How) -> BinaryIO:
-    stream = sys.stdin.buffer
-    return io.BufferedReader(_Gzipped(stream), READ_BYTES) if how.gzipped else stream
 
 
 def _blocks(stream: BinaryIO, ledger: Ledger) -> Iterator[list[bytes]]:

@@ -3,20 +3,23 @@ off by hand."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, answer_options, connection_options
-from mq_cli.messages import count_option, records_json_option, write_records
-from mq_cli.moments import EARLIEST, meaning, parse_place
+from mq_cli.commands import argument, command_group, flag, option, several
+from mq_cli.connection import CONNECTION, Connection
+from mq_cli.messages import RECORDS_JSON, count_option, write_records
 from mq_cli.output import (
+    JSON,
+    YES,
     Column,
-    F,
     both,
-    checking_what_was_typed,
+    cell,
     confirm,
     counted,
     document,
@@ -24,20 +27,22 @@ from mq_cli.output import (
     json_only,
     or_null,
     say,
+    say_settings,
+    show,
     time_text,
     write,
     write_json,
     write_rows,
+    write_settings,
     write_table,
-    yes_option,
 )
-from mq_cli.queue_asking import asking, check_names, say_if_paused, write_swept
-from mq_cli.settings_option import parse_pairs, settings_help
-from mq_protocol.names import check_new_group_name, check_topic_name
+from mq_cli.values import EARLIEST, checking, checking_what_was_typed, meaning, pairs, parse_place, settings_help
+from mq_protocol.errors import TritonMQError, UnknownQueue
+from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name
 from mq_protocol.queue_settings import QUEUE_SETTINGS, parse_queue_settings, usual_dead_letter
 
 if TYPE_CHECKING:
-    from mq_client import QueueDescription, QueueInfo, QueueRun
+    from mq_client import Admin, QueueDescription, QueueInfo
 
 STATES: Final = ("ready", "leased", "delayed", "doomed", "parked")
 
@@ -76,6 +81,10 @@ _RUN = (
 )
 
 
+_SWEPT = Column("partition", "#partition", itemgetter(0)), Column("records", "#messages", itemgetter(1))
+_PAUSED: Final = "is paused, and lends nothing until `tritonmq queue resume {topic} {group}`"
+
+
 class State(click.Choice[str]):
     """A state of records. Whoever asks for dead letters is told where they are."""
 
@@ -91,11 +100,11 @@ class State(click.Choice[str]):
         return str(super().convert(value, param, ctx))
 
 
-def _names(command: F) -> F:
-    return click.argument("topic")(click.argument("group")(command))
+TOPIC: Final = argument(callback=checking(check_topic_name))
+GROUP: Final = argument(callback=checking(check_group_name))
 
 
-@click.group(cls=CommandGroup)
+@command_group()
 def queue() -> None:
     """Declare, list, describe, alter and delete queue groups, and look at what waits in them."""
 
@@ -108,36 +117,24 @@ def _parse_start(text: str) -> str | datetime:
 
 
 @queue.command(epilog=settings_help(QUEUE_SETTINGS))
-@_names
-@click.option(
-    "--from",
-    "start",
-    callback=meaning(_parse_start),
-    default=EARLIEST,
-    show_default=True,
-    metavar="earliest|latest|TIME",
-    help="The first record that the queue has. TIME is ISO 8601, or 15m for 15 minutes ago.",
-)
-@click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting, e.g. lease_ms=5m. May be repeated."
-)
-@click.option("--if-not-exists", is_flag=True, help="If the queue exists, leave it as it is and exit with 0.")
-@answer_options
 def declare(
-    topic: str,
-    group: str,
-    start: str | datetime,
-    settings: tuple[str, ...],
-    if_not_exists: bool,
-    as_json: bool,
-    connection: Connection,
+    topic: str = TOPIC,
+    group: str = argument(callback=checking(check_new_group_name)),
+    start: str | datetime = option(
+        "The first record that the queue has. TIME is ISO 8601, or 15m for 15 minutes ago.",
+        "--from",
+        callback=meaning(_parse_start),
+        default=EARLIEST,
+        metavar="earliest|latest|TIME",
+    ),
+    settings: dict[str, Any] = pairs("A setting, e.g. lease_ms=5m. May be repeated."),
+    if_not_exists: bool = flag("If the queue exists, leave it as it is and exit with 0."),
+    as_json: bool = JSON,
+    connection: Connection = CONNECTION,
 ) -> None:
     """Make the queue group GROUP of TOPIC."""
-    given = parse_pairs(settings)
     with checking_what_was_typed():
-        check_topic_name(topic)
-        check_new_group_name(group)
-        parse_queue_settings(given, topic)
+        parse_queue_settings(settings, topic)
     with connection.admin() as admin:
         there = next((info for info in admin.list_queues(topic) if info.group == group), None)
         if there is not None and not if_not_exists:
@@ -145,96 +142,85 @@ def declare(
                 f"queue {group} of topic {topic} exists already: `tritonmq queue alter` changes it, --if-not-exists "
                 "leaves it as it is"
             )
-        info = there or admin.declare_queue(topic, group, start, **given)
+        info = there or admin.declare_queue(topic, group, start, **settings)
     if as_json:
         write_json(document(info, _INFO))
     elif there is not None:
         say(f"queue {group} of topic {topic} is there already; nothing was changed")
     else:
         say(f"declared queue {group} of topic {topic}")
-        _say_settings(info)
+        say_settings(info.settings)
 
 
 @queue.command(epilog=settings_help(QUEUE_SETTINGS))
-@_names
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    required=True,
-    metavar="NAME=VALUE",
-    help="A setting to change; `NAME=` restores the default. May be repeated.",
-)
-@answer_options
-def alter(topic: str, group: str, settings: tuple[str, ...], as_json: bool, connection: Connection) -> None:
+def alter(
+    topic: str = TOPIC,
+    group: str = GROUP,
+    settings: dict[str, Any] = pairs(
+        "A setting to change; `NAME=` restores the default. May be repeated.", empty=True, required=True
+    ),
+    as_json: bool = JSON,
+    connection: Connection = CONNECTION,
+) -> None:
     """Change settings of GROUP while it is in use. They hold at once, for what is there already too."""
-    given = parse_pairs(settings, empty=True)
     with checking_what_was_typed():
-        check_names(topic, group)
-        parse_queue_settings({name: value for name, value in given.items() if value}, topic, partly=True)
+        parse_queue_settings({name: value for name, value in settings.items() if value}, topic, partly=True)
     with connection.admin() as admin:
-        info = admin.alter_queue(topic, group, **{name: value or None for name, value in given.items()})
+        info = admin.alter_queue(topic, group, **{name: value or None for name, value in settings.items()})
     if as_json:
         write_json(document(info, _INFO))
     else:
         say(f"queue {group} of topic {topic}")
-        _say_settings(info)
+        say_settings(info.settings)
 
 
 @queue.command("list")
-@click.argument("topic", required=False)
-@answer_options
-def list_queues(topic: str | None, as_json: bool, connection: Connection) -> None:
+def list_queues(
+    admin: Admin,
+    topic: str | None = argument(required=False, callback=checking(check_topic_name)),
+    as_json: bool = JSON,
+) -> None:
     """List the queue groups of all topics, or of TOPIC, and how many records of each are in which state."""
-    from mq_client import TritonMQError
-
-    with checking_what_was_typed():
-        if topic is not None:
-            check_topic_name(topic)
     found: list[tuple[QueueInfo, QueueDescription | None]] = []
-    with connection.admin() as admin:
-        for info in admin.list_queues(topic):
-            try:
-                found.append((info, admin.describe_queue(info.topic, info.group)))
-            except TritonMQError as error:
-                say(f"queue {info.group} of topic {info.topic}: {error}")
-                found.append((info, None))
+    for info in admin.list_queues(topic):
+        try:
+            found.append((info, admin.describe_queue(info.topic, info.group)))
+        except TritonMQError as error:
+            say(f"queue {info.group} of topic {info.topic}: {error}")
+            found.append((info, None))
     if as_json:
         write_json([document(info, _INFO) | (document(known, _SUMS) if known else {}) for info, known in found])
         return
     sums = [column for column in _SUMS if column.heading]
     rows = [
-        (info.topic, info.group, *(each.text(each.of(known)) if known else "?" for each in sums), _paused(info))
+        (
+            info.topic,
+            info.group,
+            *(each.text(each.of(known)) if known else "?" for each in sums),
+            cell(_is_paused(info)),
+        )
         for info, known in found
     ]
     write_table(["topic", "group", *(each.heading for each in sums), "paused"], rows)
 
 
 @queue.command()
-@_names
-@click.option("--partition", "-p", type=click.IntRange(min=0), help="Also list the records of this partition, in runs.")
-@click.option(
-    "--state",
-    type=State(STATES),
-    help="With --partition: only records in this state.  [default: all that are not settled]",
-)
-@answer_options
 def describe(
-    topic: str,
-    group: str,
-    partition: int | None,
-    state: str | None,
-    as_json: bool,
-    connection: Connection,
+    topic: str = TOPIC,
+    group: str = GROUP,
+    partition: int | None = option("Also list the records of this partition, in runs.", "-p", type=click.IntRange(0)),
+    state: str | None = option(
+        "With --partition: only records in this state.  [default: all that are not settled]", type=State(STATES)
+    ),
+    as_json: bool = JSON,
+    connection: Connection = CONNECTION,
 ) -> None:
     """Show what became of each partition's records in GROUP, and which members hold some."""
     if state is not None and partition is None:
         raise click.UsageError("--state is about the records of one partition: give --partition too")
-    runs: list[QueueRun] = []
-    with asking(topic, group, connection) as admin:
+    with connection.admin() as admin:
         found = admin.describe_queue(topic, group)
-        if partition is not None:
-            runs = admin.queue_records(topic, group, partition, state or "any")
+        runs = [] if partition is None else admin.queue_records(topic, group, partition, state or "any")
     if as_json:
         described = document(found.info, _INFO) | document(found, _SUMS)
         described["partitions"] = documents(found.partitions, _PARTITION)
@@ -243,9 +229,7 @@ def describe(
         write_json(described)
         return
     write(f"queue {group} of topic {topic}")
-    for setting, value, is_default in _effective(found.info):
-        if value:
-            write(f"  {setting} = {value}{' (default)' if is_default else ''}")
+    write_settings(each for each in _effective(found.info) if each[1])
     click.echo()
     write_rows(found.partitions, _PARTITION)
     for each in found.partitions:
@@ -268,82 +252,74 @@ def describe(
 
 
 @queue.command()
-@_names
-@yes_option
-@connection_options
-def delete(topic: str, group: str, yes: bool, connection: Connection) -> None:
+def delete(admin: Admin, topic: str = TOPIC, group: str = GROUP, yes: bool = YES) -> None:
     """Delete the queue group GROUP of TOPIC. No message is deleted."""
-    with asking(topic, group, connection) as admin:
-        admin.describe_queue(topic, group)
-        confirm(f"Delete queue {group} of topic {topic}, and forget what it has settled?", yes=yes)
-        admin.delete_queue(topic, group)
+    admin.describe_queue(topic, group)
+    confirm(f"Delete queue {group} of topic {topic}, and forget what it has settled?", yes=yes)
+    admin.delete_queue(topic, group)
     say(f"deleted queue {group} of topic {topic}")
 
 
 @queue.command()
-@_names
-@count_option(10)
-@click.option("--state", type=State(STATES), default="ready", show_default=True, help="Of messages in this state.")
-@records_json_option
-@connection_options
-def peek(topic: str, group: str, count: int, state: str, as_json: bool, connection: Connection) -> None:
+def peek(
+    admin: Admin,
+    topic: str = TOPIC,
+    group: str = GROUP,
+    count: int = count_option(10),
+    state: str = option("Of messages in this state.", type=State(STATES), default="ready"),
+    as_json: bool = RECORDS_JSON,
+) -> None:
     """Write messages of GROUP that are ready, or in another state, by partition and offset. Nothing is lent or
     counted."""
-    with asking(topic, group, connection) as admin:
-        write_records(admin, topic, lambda: admin.peek_queue(topic, group, count, state), as_json=as_json)
+    write_records(admin, topic, lambda: admin.peek_queue(topic, group, count, state), as_json=as_json)
 
 
 @queue.command()
-@_names
-@count_option(1)
-@records_json_option
-@connection_options
-def pop(topic: str, group: str, count: int, as_json: bool, connection: Connection) -> None:
-    """Take ready messages off the queue and write them. They are settled: no member is lent them any more."""
-    with asking(topic, group, connection) as admin:
-        if not write_records(admin, topic, lambda: admin.pop_queue(topic, group, count), as_json=as_json):
-            say_if_paused(admin, topic, group)
-
-
-@queue.command()
-@_names
-@yes_option
-@answer_options
-def purge(topic: str, group: str, yes: bool, as_json: bool, connection: Connection) -> None:
-    """Settle every message that waits in GROUP and that no member holds. The messages stay in the topic."""
-    with asking(topic, group, connection) as admin:
-        known = admin.describe_queue(topic, group)
-        waiting = known.ready + known.delayed + known.doomed + known.parked
-        confirm(f"Settle {counted(waiting, 'message')} of queue {group} unworked?", yes=yes)
-        swept = admin.purge_queue(topic, group)
-    write_swept(swept, as_json=as_json)
-
-
-@queue.command()
-@click.argument("topic")
-@click.argument("group", required=False)
-@click.option("--to", metavar="TOPIC", help="Where all of them go.  [default: to where each came from]")
-@click.option("--rate", type=click.FloatRange(0, 1_000_000, min_open=True), help="At most so many a second.")
-@click.option("-n", "limit", type=click.IntRange(min=1), help="At most so many in all.")
-@click.option(
-    "--group",
-    "through",
-    metavar="NAME",
-    help="The queue group that sends them, e.g. one that has settled those that it mended.  [default: redrive]",
-)
-@click.option("--declare", is_flag=True, help="Make the group of --group if it is not there: it sends every letter.")
-@answer_options
-def redrive(
-    topic: str,
-    group: str | None,
-    to: str | None,
-    rate: float | None,
-    limit: int | None,
-    through: str | None,
-    declare: bool,
-    as_json: bool,
-    connection: Connection,
+def pop(
+    admin: Admin,
+    topic: str = TOPIC,
+    group: str = GROUP,
+    count: int = count_option(1),
+    as_json: bool = RECORDS_JSON,
 ) -> None:
+    """Take ready messages off the queue and write them. They are settled: no member is lent them any more."""
+    written = write_records(admin, topic, lambda: admin.pop_queue(topic, group, count), as_json=as_json)
+    if not written and _is_paused(admin.describe_queue(topic, group)):
+        say(f"queue {group} of topic {topic} {_PAUSED.format(topic=topic, group=group)}")
+
+
+@queue.command(columns=_SWEPT)
+def purge(admin: Admin, topic: str = TOPIC, group: str = GROUP, yes: bool = YES) -> Iterable[tuple[int, int]]:
+    """Settle every message that waits in GROUP and that no member holds. The messages stay in the topic."""
+    known = admin.describe_queue(topic, group)
+    waiting = known.ready + known.delayed + known.doomed + known.parked
+    confirm(f"Settle {counted(waiting, 'message')} of queue {group} unworked?", yes=yes)
+    return admin.purge_queue(topic, group).items()
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Which dead letters to send back, and how."""
+
+    to: str | None = option("Where all of them go.  [default: to where each came from]", metavar="TOPIC")
+    rate: float | None = option("At most so many a second.", type=click.FloatRange(0, 1_000_000, min_open=True))
+    limit: int | None = option("At most so many in all.", "-n", "", type=click.IntRange(1))
+    through: str | None = option(
+        "The queue group that sends them, e.g. one that has settled those that it mended.  [default: redrive]",
+        "--group",
+        metavar="NAME",
+    )
+    declare: bool = flag("Make the group of --group if it is not there: it sends every letter.")
+
+
+@queue.command()
+def redrive(
+    topic: str = TOPIC,
+    group: str | None = argument(required=False, callback=checking(check_group_name)),
+    letters: Letters = several(Letters),
+    as_json: bool = JSON,
+    connection: Connection = CONNECTION,
+) -> int:
     """Send the dead letters of TOPIC back to the topics that they came from. Or, with GROUP: make its parked messages
     ready again, as if they had never failed.
 
@@ -355,31 +331,21 @@ def redrive(
     call goes on. A letter that cannot be sent stays where it is, and the command exits with 1.
     """
     if group is None:
-        _redrive_letters(Letters(topic, to, rate, limit, through or "redrive", declare), as_json, connection)
-        return
-    if to is not None or rate is not None or limit is not None or through is not None or declare:
+        return _redrive_letters(topic, letters, as_json, connection)
+    if letters != Letters():
         raise click.UsageError("--to, --rate, -n, --group and --declare are for a dead-letter topic: leave out GROUP")
-    with asking(topic, group, connection) as admin:
-        swept = admin.redrive_queue(topic, group)
-    write_swept(swept, as_json=as_json)
+    with connection.admin() as admin:
+        show(admin.redrive_queue(topic, group).items(), _SWEPT, as_json=as_json)
+    return 0
 
 
-class Letters(NamedTuple):
-    """Which dead letters to send back, and how."""
-
-    topic: str
-    to: str | None
-    rate: float | None
-    limit: int | None
-    group: str
-    declare: bool
-
-
-def _redrive_letters(letters: Letters, as_json: bool, connection: Connection) -> None:
+def _redrive_letters(topic: str, letters: Letters, as_json: bool, connection: Connection) -> int:
+    """The exit code: 1 if some cannot be sent."""
     from mq_client import Redriven
 
+    through = letters.through or "redrive"
     with checking_what_was_typed():
-        check_names(letters.topic, letters.group)
+        check_group_name(through)
         if letters.to is not None:
             check_topic_name(letters.to)
     sent, found = 0, Redriven({}, {})
@@ -391,9 +357,9 @@ def _redrive_letters(letters: Letters, as_json: bool, connection: Connection) ->
     try:
         with connection.admin() as admin:
             found = admin.redrive_topic(
-                letters.topic,
+                topic,
                 to=letters.to,
-                group=letters.group,
+                group=through,
                 declare=letters.declare,
                 rate=letters.rate,
                 limit=letters.limit,
@@ -411,33 +377,21 @@ def _redrive_letters(letters: Letters, as_json: bool, connection: Connection) ->
             say("no letters to send")
         for why, records in found.left.items():
             say(f"{counted(records, 'letter')} left: {why}")
-    if found.left and letters.limit is None:
-        raise click.exceptions.Exit(1)
+    return 1 if found.left and letters.limit is None else 0
 
 
 @queue.command()
-@_names
-@connection_options
-def pause(topic: str, group: str, connection: Connection) -> None:
+def pause(admin: Admin, topic: str = TOPIC, group: str = GROUP) -> None:
     """Lend nothing more of GROUP. What its members hold they may still settle."""
-    with asking(topic, group, connection) as admin:
-        admin.pause_queue(topic, group)
+    admin.pause_queue(topic, group)
     say(f"paused queue {group} of topic {topic}")
 
 
 @queue.command()
-@_names
-@connection_options
-def resume(topic: str, group: str, connection: Connection) -> None:
+def resume(admin: Admin, topic: str = TOPIC, group: str = GROUP) -> None:
     """Lend messages of GROUP again."""
-    with asking(topic, group, connection) as admin:
-        admin.resume_queue(topic, group)
+    admin.resume_queue(topic, group)
     say(f"resumed queue {group} of topic {topic}")
-
-
-def _say_settings(info: QueueInfo) -> None:
-    for setting, value in info.settings.items():
-        say(f"  {setting} = {value}")
 
 
 def _effective(info: QueueInfo) -> list[tuple[str, str, bool]]:
@@ -448,5 +402,38 @@ def _effective(info: QueueInfo) -> list[tuple[str, str, bool]]:
     return [(name, effective[name], name not in info.settings or effective[name] == usual[name]) for name in usual]
 
 
-def _paused(info: QueueInfo) -> str:
-    return "yes" if info.settings.get("paused") == "true" else "no"
+# ------------------------------------------------------------------ of who works on a queue
+
+
+def check_declared(admin: Admin, topic: str, group: str, *, declare: bool) -> None:
+    """`declare`: make the group if it is not there. Raises `click.ClickException` with the nearest name, and with what
+    to do, if it is neither there nor to be made. A misspelt name would be a new group, which has all records still to
+    do."""
+    if any(info.group == group for info in admin.list_queues(topic)):
+        return
+    if declare:
+        check_new_group_name(group)
+        admin.declare_queue(topic, group)
+        say(f"declared queue {group} of topic {topic}: it begins with the topic's first record")
+        return
+    try:
+        admin.describe_queue(topic, group)  # the broker that was asked may not know of it yet, and the leaders do
+    except UnknownQueue as error:
+        raise click.ClickException(f"{error}; --declare makes it and goes on") from error
+
+
+def say_what_waits(admin: Admin, topic: str, group: str) -> None:
+    """One line on standard error. Says nothing of the records if a leader does not answer in the admin's time."""
+    try:
+        found = admin.describe_queue(topic, group)
+    except TritonMQError:
+        say(f"working on queue {group} of topic {topic}; not all of its leaders answer now")
+        return
+    others = [f"{count:,} {name}" for name in ("delayed", "leased") if (count := getattr(found, name))]
+    waits = ", ".join([f"{counted(found.ready, 'record')} ready", *others])
+    lends = f". It {_PAUSED.format(topic=topic, group=group)}" if _is_paused(found) else ""
+    say(f"working on queue {group} of topic {topic}: {waits}{lends}")
+
+
+def _is_paused(found: QueueInfo | QueueDescription) -> bool:
+    return found.settings.get("paused") == "true"

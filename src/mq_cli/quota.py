@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, answer_options, connection_options
-from mq_cli.in_force import told_of_late
-from mq_cli.output import Column, F, checking_what_was_typed, say, show, write
-from mq_cli.principals import ANONYMOUS, checked, is_superuser, say_if_unknown
+from mq_cli.commands import command_group, flag, option, several
+from mq_cli.connection import CONNECTION, Connection
+from mq_cli.output import Column, say, write
+from mq_cli.principals import ANONYMOUS, SOMEBODY, is_superuser, say_if_unknown, told_of_late
+from mq_cli.values import checking_what_was_typed
 from mq_protocol.errors import TritonMQError
 from mq_protocol.quotas import EVERYBODY, IN_BYTES, MEANINGS, RATES, Quota, limit_text, parse_limit, parse_quota
 
@@ -44,7 +44,7 @@ _COLUMNS = (
 )
 
 
-@click.group(cls=CommandGroup)
+@command_group()
 def quota() -> None:
     """How much each user may use of every broker, or have in the cluster.
 
@@ -54,25 +54,22 @@ def quota() -> None:
     """
 
 
-def _whose(command: F) -> F:
-    command = click.option("--default", "everybody", is_flag=True, help="Everybody for whom it is not set otherwise.")(
-        command
-    )
-    return click.argument("principal", metavar="[PRINCIPAL]", default="", callback=checked)(command)
-
-
-def _limits(command: F) -> F:
-    for each in reversed(Quota):
-        metavar = ("BYTES" if each in IN_BYTES else "N") + ("/s" if each in RATES else "")
-        command = click.option(f"--{each.replace('_', '-')}", metavar=metavar, help=MEANINGS[each])(command)
-    return command
+EVERYBODY_ELSE: Final = flag("Everybody for whom it is not set otherwise.", "--default")
+LIMITS: Final = several(
+    {
+        each: option(MEANINGS[each], metavar=("BYTES" if each in IN_BYTES else "N") + ("/s" if each in RATES else ""))
+        for each in Quota
+    }
+)
 
 
 @quota.command("set")
-@_whose
-@_limits
-@connection_options
-def set_quotas(principal: str, everybody: bool, connection: Connection, **said: str | None) -> int:
+def set_quotas(
+    principal: str = SOMEBODY,
+    everybody: bool = EVERYBODY_ELSE,
+    said: dict[str, str | None] = LIMITS,
+    connection: Connection = CONNECTION,
+) -> int:
     """Set quotas of PRINCIPAL (`User:NAME`), or with --default of everybody else. Others stay as they are.
 
     `tritonmq quota set User:etl --produce 50MiB/s --fetch 200MiB/s --requests 500/s`. The word `unlimited` takes a
@@ -98,9 +95,9 @@ def set_quotas(principal: str, everybody: bool, connection: Connection, **said: 
 
 
 @quota.command("delete")
-@_whose
-@connection_options
-def delete_quotas(principal: str, everybody: bool, connection: Connection) -> int:
+def delete_quotas(
+    principal: str = SOMEBODY, everybody: bool = EVERYBODY_ELSE, connection: Connection = CONNECTION
+) -> int:
     """Take back all that was set for PRINCIPAL, or with --default for everybody else."""
     who = _principal(principal, everybody)
     with connection.admin() as admin:
@@ -112,14 +109,10 @@ def delete_quotas(principal: str, everybody: bool, connection: Connection) -> in
     return told_of_late(late)
 
 
-@quota.command("list")
-@click.argument("principal", metavar="[PRINCIPAL]", default="", callback=checked)
-@answer_options
-def list_quotas(principal: str, as_json: bool, connection: Connection) -> None:
+@quota.command("list", columns=_COLUMNS)
+def list_quotas(admin: Admin, principal: str = SOMEBODY) -> list[QuotaDescription]:
     """List what was set: for PRINCIPAL alone, or for all. What is built in comes first."""
-    with connection.admin() as admin:
-        found = [each for each in admin.quotas() if principal in ("", each.principal)]
-    show(found, _COLUMNS, as_json=as_json)
+    return [each for each in admin.quotas() if principal in ("", each.principal)]
 
 
 _IN_TENS = re.compile(r"[0-9_ ]+[kmg]b(/s)?", re.IGNORECASE)

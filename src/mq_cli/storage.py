@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mq_cli.command_group import CommandGroup
+from mq_cli.commands import argument, command_group, option, several
 from mq_cli.output import (
+    JSON,
     Column,
-    F,
     both,
     bytes_text,
     counted,
@@ -20,7 +20,6 @@ from mq_cli.output import (
     document,
     documents,
     json_only,
-    json_option,
     say,
     time_text,
     write,
@@ -29,6 +28,7 @@ from mq_cli.output import (
     write_table,
     yes_or_blank,
 )
+from mq_cli.values import DIRECTORY_THERE
 
 if TYPE_CHECKING:
     from mq_broker.storage.inspecting.checking import Checked, Finding
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mq_broker.storage.inspecting.directory import InspectedDirectory, PartitionFiles
 
 
-@click.group(cls=CommandGroup)
+@command_group()
 def storage() -> None:
     """Look into the data directory of a broker that does not run. Nothing of it is changed.
 
@@ -45,33 +45,44 @@ def storage() -> None:
     """
 
 
-def data_option(command: F) -> F:
-    command = click.option(
-        "--encrypt",
-        default="",
-        metavar="KEYREF",
-        help="The keys that open what is sealed, e.g. file:/etc/tritonmq/keys.json. Not needed to verify checksums.",
-    )(command)
-    return click.option(
-        "--data",
-        "data",
-        required=True,
-        type=click.Path(exists=True, file_okay=False, path_type=Path),
-        metavar="DIR",
-        help="The broker's data directory, or a copy of it.",
-    )(command)
+@contextmanager
+def _look_into(data: Path, encrypt: str) -> Iterator[InspectedDirectory]:
+    from mq_broker.storage.inspecting.directory import look_into
+
+    keys = None
+    if encrypt:
+        from mq_broker.storage.keyring import Keyring
+
+        keys = Keyring(encrypt)
+    with look_into(data, keys) as directory:
+        if not directory.locked:
+            say(f"{data / 'broker.lock'} is missing: nothing keeps a broker from starting there meanwhile")
+        yield directory
 
 
-def _place(command: F) -> F:
-    return click.argument("topic")(click.argument("partition", type=click.IntRange(min=0))(command))
+Looking = AbstractContextManager["InspectedDirectory"]
+DATA: Final = several(
+    {
+        "data": option(
+            "The broker's data directory, or a copy of it.", required=True, type=DIRECTORY_THERE, metavar="DIR"
+        ),
+        "encrypt": option(
+            "The keys that open what is sealed, e.g. file:/etc/tritonmq/keys.json. Not needed to verify checksums.",
+            default="",
+            metavar="KEYREF",
+        ),
+    },
+    make=_look_into,
+)
+_FILE_OR_DASH: Final[Any] = click.Path(dir_okay=False, allow_dash=True, path_type=Path)
+TOPIC: Final = argument()
+PARTITION: Final = argument(type=click.IntRange(0))
 
 
 @storage.command("list")
-@json_option
-@data_option
-def list_partitions(data: Path, encrypt: str, as_json: bool) -> None:
+def list_partitions(as_json: bool = JSON, data: Looking = DATA) -> None:
     """List the partitions: segments, bytes, entries, snapshots, quarantine. Reads no entries."""
-    with _look_into(data, encrypt) as directory:
+    with data as directory:
         rows = [_partition_row(files) for files in directory.partitions]
         if as_json:
             write_json(
@@ -93,17 +104,14 @@ def list_partitions(data: Path, encrypt: str, as_json: bool) -> None:
 
 
 @storage.command()
-@_place
-@json_option
-@data_option
-def show(topic: str, partition: int, data: Path, encrypt: str, as_json: bool) -> None:
+def show(topic: str = TOPIC, partition: int = PARTITION, as_json: bool = JSON, data: Looking = DATA) -> None:
     """Show one partition: its segments, offsets, what is staged, groups, snapshot, and what was put aside and why.
 
     All that is read from entries is as if each of them had been committed: the last ones may not have been.
     """
     from mq_broker.storage.inspecting.contents import Replay
 
-    with _look_into(data, encrypt) as directory:
+    with data as directory:
         files = directory.find(topic, partition)
         with counting(show=True, total=files.size, things="bytes") as progress:
             contents = Replay(files).run(progress)
@@ -115,22 +123,16 @@ def show(topic: str, partition: int, data: Path, encrypt: str, as_json: bool) ->
 
 
 @storage.command()
-@_place
-@click.option(
-    "--from", "first", type=click.IntRange(min=1), default=1, metavar="INDEX", help="The first entry to show."
-)
-@click.option(
-    "--max",
-    "count_max",
-    type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    metavar="N",
-    help="How many.",
-)
-@json_option
-@data_option
-def entries(topic: str, partition: int, first: int, count_max: int, data: Path, encrypt: str, as_json: bool) -> int:
+def entries(
+    topic: str = TOPIC,
+    partition: int = PARTITION,
+    first: int = option(
+        "The first entry to show.", "--from", type=click.IntRange(1), default=1, metavar="INDEX", show_default=False
+    ),
+    count_max: int = option("How many.", "--max", type=click.IntRange(1), default=100, metavar="N"),
+    as_json: bool = JSON,
+    data: Looking = DATA,
+) -> int:
     """List the entries of one partition: what each is, where it lies, and the offsets that it gave.
 
     Ends at the first bytes that are no good entry, with exit status 1: `verify` says what is behind them.
@@ -138,7 +140,7 @@ def entries(topic: str, partition: int, first: int, count_max: int, data: Path, 
     from mq_broker.storage.inspecting.contents import Replay
 
     rows: list[dict[str, Any]] = []
-    with _look_into(data, encrypt) as directory:
+    with data as directory:
         files = directory.find(topic, partition)
         replay = Replay(files)
         for step in replay.steps():
@@ -157,11 +159,12 @@ def entries(topic: str, partition: int, first: int, count_max: int, data: Path, 
 
 
 @storage.command()
-@click.option("--topic", metavar="TOPIC", help="Only the partitions of this topic.")
-@click.option("--partition", type=click.IntRange(min=0), metavar="P", help="Only this partition of it.")
-@json_option
-@data_option
-def verify(topic: str | None, partition: int | None, data: Path, encrypt: str, as_json: bool) -> int:
+def verify(
+    topic: str | None = option("Only the partitions of this topic.", metavar="TOPIC"),
+    partition: int | None = option("Only this partition of it.", type=click.IntRange(0), metavar="P"),
+    as_json: bool = JSON,
+    data: Looking = DATA,
+) -> int:
     """Check every checksum, and say what is damaged, where, and what would repair it.
 
     Exit status 1 if something is damaged or could not be checked. What a crash leaves at the end of a log, and nobody
@@ -171,7 +174,7 @@ def verify(topic: str | None, partition: int | None, data: Path, encrypt: str, a
 
     if partition is not None and topic is None:
         raise click.UsageError("--partition is one of a topic: give --topic too")
-    with _look_into(data, encrypt) as directory:
+    with data as directory:
         chosen = _chosen(directory, topic, partition)
         findings = check_owner(directory) if topic is None else []
         checked: list[Checked] = []
@@ -189,42 +192,31 @@ def verify(topic: str | None, partition: int | None, data: Path, encrypt: str, a
 
 
 @storage.command()
-@_place
-@click.option("--from", "first", type=click.IntRange(min=0), metavar="OFFSET", help="The first offset. Default: all.")
-@click.option("--to", "end", type=click.IntRange(min=0), metavar="OFFSET", help="The offset to end before.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["json", "arrow"]),
-    default="json",
-    show_default=True,
-    help="json: a record a line, as `tritonmq consume --json` writes it. arrow: an Arrow IPC stream.",
-)
-@click.option(
-    "--schema",
-    metavar="COLUMNS",
-    help="The topic's columns, as `tritonmq topic describe` shows them; `records` if it has none. Not needed for "
-    "a broker with --standalone.",
-)
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
-    default=Path("-"),
-    metavar="FILE",
-    help="A file that is not there yet. Default: standard output.",
-)
-@data_option
 def export(
-    topic: str,
-    partition: int,
-    first: int | None,
-    end: int | None,
-    form: str,
-    schema: str | None,
-    output: Path,
-    data: Path,
-    encrypt: str,
+    topic: str = TOPIC,
+    partition: int = PARTITION,
+    first: int | None = option("The first offset. Default: all.", "--from", type=click.IntRange(0), metavar="OFFSET"),
+    end: int | None = option("The offset to end before.", "--to", type=click.IntRange(0), metavar="OFFSET"),
+    form: str = option(
+        "json: a record a line, as `tritonmq consume --json` writes it. arrow: an Arrow IPC stream.",
+        "--format",
+        type=click.Choice(["json", "arrow"]),
+        default="json",
+    ),
+    schema: str | None = option(
+        "The topic's columns, as `tritonmq topic describe` shows them; `records` if it has none. Not needed for "
+        "a broker with --standalone.",
+        metavar="COLUMNS",
+    ),
+    output: Path = option(
+        "A file that is not there yet. Default: standard output.",
+        "-o",
+        type=_FILE_OR_DASH,
+        default=Path("-"),
+        metavar="FILE",
+        show_default=False,
+    ),
+    data: Looking = DATA,
 ) -> int:
     """Write the records of one partition, in order of offset, as far as its entries are good.
 
@@ -233,28 +225,10 @@ def export(
     """
     from mq_cli.storage_export import export_records, schema_for
 
-    with _look_into(data, encrypt) as directory:
+    with data as directory:
         files = directory.find(topic, partition)
         columns = schema_for(directory, files, schema)
         return export_records(files, columns, first, end, form, output)
-
-
-# ------------------------------------------------------------------ what is asked
-
-
-@contextmanager
-def _look_into(data: Path, encrypt: str) -> Iterator[InspectedDirectory]:
-    from mq_broker.storage.inspecting.directory import look_into
-
-    keys = None
-    if encrypt:
-        from mq_broker.storage.keyring import Keyring
-
-        keys = Keyring(encrypt)
-    with look_into(data, keys) as directory:
-        if not directory.locked:
-            say(f"{data / 'broker.lock'} is missing: nothing keeps a broker from starting there meanwhile")
-        yield directory
 
 
 def _chosen(directory: InspectedDirectory, topic: str | None, partition: int | None) -> list[PartitionFiles]:

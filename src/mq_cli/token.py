@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, answer_options, connection_options
-from mq_cli.in_force import told_of_brokers, told_of_late
-from mq_cli.output import (
-    Column,
-    F,
-    checking_what_was_typed,
-    confirm,
-    documents,
-    say,
-    show,
-    write,
-    write_table,
-    yes_option,
-)
+from mq_cli.commands import argument, command_group, option, several
+from mq_cli.connection import CONNECTION, Connection
+from mq_cli.output import JSON, YES, Column, confirm, documents, say, show, write, write_table
+from mq_cli.principals import told_of_brokers, told_of_late
+from mq_cli.values import FILE, parsed
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import API_TOKEN_VALID_S, API_TOKEN_VALID_S_MAX
 from mq_protocol.names import user_named
@@ -33,6 +23,7 @@ from mq_protocol.secrets import api_token_id_in
 from mq_protocol.shown import counted
 
 if TYPE_CHECKING:
+    from mq_client import Admin
     from mq_client.token_admin import NewApiToken, TokenUser
 
 _DAY_S = 86_400
@@ -62,25 +53,6 @@ _USERS = (
 )
 
 
-def _new_token_options(command: F) -> F:
-    command = click.option(
-        "--out",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Write the token to this new file, at mode 0600. Default: to standard output.",
-    )(command)
-    command = click.option(
-        "--minutes",
-        type=click.IntRange(1, API_TOKEN_VALID_S_MAX // _MINUTE_S),
-        help="The same in minutes, such as to see what becomes of a client whose token expires.",
-    )(command)
-    return click.option(
-        "--days",
-        type=click.IntRange(1, API_TOKEN_VALID_S_MAX // _DAY_S),
-        help=f"How long the token is valid. [default: {API_TOKEN_VALID_S // _DAY_S}]",
-    )(command)
-
-
 def _valid_s(days: int | None, minutes: int | None) -> int:
     if minutes is None:
         return API_TOKEN_VALID_S if days is None else days * _DAY_S
@@ -89,52 +61,59 @@ def _valid_s(days: int | None, minutes: int | None) -> int:
     return minutes * _MINUTE_S
 
 
-def _named(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
-    with checking_what_was_typed():
-        return user_named(text)
+VALID_S: Final = several(
+    {
+        "days": option(
+            f"How long the token is valid. [default: {API_TOKEN_VALID_S // _DAY_S}]",
+            type=click.IntRange(1, API_TOKEN_VALID_S_MAX // _DAY_S),
+        ),
+        "minutes": option(
+            "The same in minutes, such as to see what becomes of a client whose token expires.",
+            type=click.IntRange(1, API_TOKEN_VALID_S_MAX // _MINUTE_S),
+        ),
+    },
+    make=_valid_s,
+)
+OUT: Final = option(
+    "Write the token to this new file, at mode 0600. Default: to standard output.", type=FILE, metavar="FILE"
+)
 
 
-@click.group(cls=CommandGroup)
+@command_group()
 def user() -> None:
     """Users who speak with a token, which brokers with --certs take."""
 
 
 @user.command("create")
-@click.argument("name", callback=_named)
-@_new_token_options
-@connection_options
-def create_user(name: str, days: int | None, minutes: int | None, out: Path | None, connection: Connection) -> int:
+def create_user(
+    name: str = argument(callback=parsed(user_named)),
+    valid_s: int = VALID_S,
+    out: Path | None = OUT,
+    connection: Connection = CONNECTION,
+) -> int:
     """Make a user, and show its first token. It is shown once: brokers keep no more than its SHA-256.
 
     `tritonmq acl allow User:NAME …` gives it rights.
     """
-    valid_s = _valid_s(days, minutes)
     with _Out(out) as keep, connection.admin() as admin:
         return keep(admin.create_user(name, valid_s))
 
 
-@user.command("list")
-@answer_options
-def list_users(as_json: bool, connection: Connection) -> None:
+@user.command("list", columns=_USERS)
+def list_users(admin: Admin) -> Sequence[TokenUser]:
     """Show the users, and how many tokens of each are valid."""
-    with connection.admin() as admin:
-        users = admin.token_users()
-    show(users, _USERS, as_json=as_json)
+    return admin.token_users()
 
 
 @user.command("delete")
-@click.argument("name", callback=_named)
-@yes_option
-@connection_options
-def delete_user(name: str, yes: bool, connection: Connection) -> int:
+def delete_user(admin: Admin, name: str = argument(callback=parsed(user_named)), yes: bool = YES) -> int:
     """Delete a user with all tokens, and end what it has open. Asks first; in a script it needs --yes.
 
     Certificates in its name stay good, and its rules stay.
     """
-    with connection.admin() as admin:
-        rules = admin.acls(f"User:{name}")
-        confirm(f"Delete user {name} and all its tokens?", yes=yes)
-        done = admin.delete_user(name)
+    rules = admin.acls(f"User:{name}")
+    confirm(f"Delete user {name} and all its tokens?", yes=yes)
+    done = admin.delete_user(name)
     write(f"{name}: deleted, with all tokens")
     if rules:
         there = f"{counted(len(rules), 'rule')} of User:{name} {'stays' if len(rules) == 1 else 'stay'}"
@@ -146,29 +125,29 @@ def delete_user(name: str, yes: bool, connection: Connection) -> int:
     return told_of_brokers(done)
 
 
-@click.group(cls=CommandGroup)
+@command_group()
 def token() -> None:
     """Tokens of users. Two of a user may be valid at once, so that one can take the place of the other."""
 
 
 @token.command("create")
-@click.argument("name", metavar="USER", callback=_named)
-@_new_token_options
-@connection_options
-def create_token(name: str, days: int | None, minutes: int | None, out: Path | None, connection: Connection) -> int:
+def create_token(
+    name: str = argument("USER", callback=parsed(user_named)),
+    valid_s: int = VALID_S,
+    out: Path | None = OUT,
+    connection: Connection = CONNECTION,
+) -> int:
     """Make a further token of a user. It is shown once: brokers keep no more than its SHA-256."""
-    valid_s = _valid_s(days, minutes)
     with _Out(out) as keep, connection.admin() as admin:
         return keep(admin.create_token(name, valid_s))
 
 
 @token.command("list")
-@click.argument("name", metavar="[USER]", default="", callback=_named)
-@answer_options
-def list_tokens(name: str, as_json: bool, connection: Connection) -> None:
+def list_tokens(
+    admin: Admin, name: str = argument("[USER]", default="", callback=parsed(user_named)), as_json: bool = JSON
+) -> None:
     """Show the tokens of a user, or of all: their ids, and until when they are valid."""
-    with connection.admin() as admin:
-        users = admin.token_users(name)
+    users = admin.token_users(name)
     if as_json:
         show(users, _USERS, as_json=True)
         return
@@ -182,17 +161,12 @@ def list_tokens(name: str, as_json: bool, connection: Connection) -> None:
 
 
 @token.command("revoke")
-@click.argument("number", metavar="ID")
-@connection_options
-def revoke_token(number: str, connection: Connection) -> int:
+def revoke_token(admin: Admin, number: str = argument("ID", callback=parsed(api_token_id_in))) -> int:
     """Refuse a token from now on, at every broker, and end what it has open.
 
     `tritonmq token list` shows ids. A whole token is taken for its id, and is not shown.
     """
-    with checking_what_was_typed():
-        number = api_token_id_in(number)
-    with connection.admin() as admin:
-        done = admin.revoke_token(number)
+    done = admin.revoke_token(number)
     write(f"{number}: revoked")
     return told_of_brokers(done)
 

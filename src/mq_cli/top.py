@@ -15,15 +15,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-import click
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mq_cli.connection import Connection, connection_options
-from mq_cli.output import Seconds, bytes_text, duration_text, write, write_table
+from mq_cli.commands import command, flag, option
+from mq_cli.connection import CONNECTION, Connection
+from mq_cli.output import bytes_text, duration_text, write, write_table
 from mq_cli.terminal import printable
+from mq_cli.values import Seconds
 
 if TYPE_CHECKING:
     from mq_client import Admin
@@ -123,19 +124,14 @@ def groups(look: Look, wish: Wish) -> Rows:
 # ------------------------------------------------------------------ the command
 
 
-@click.command()
-@click.option("--once", is_flag=True, help="Write it once, and end. So it is without a terminal, too.")
-@click.option(
-    "--every",
-    "every_s",
-    type=Seconds(min=0.5, max=3600),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How often to look.",
-)
-@connection_options
-def top(once: bool, every_s: float, connection: Connection) -> None:
+@command()
+def top(
+    once: bool = flag("Write it once, and end. So it is without a terminal, too."),
+    every_s: float = option(
+        "How often to look.", "--every", type=Seconds(min=0.5, max=3600), default=1.0, metavar="SECONDS"
+    ),
+    connection: Connection = CONNECTION,
+) -> None:
     """Brokers, topics by traffic, groups by how far they are behind, drawn anew every second.
 
     q ends, s sorts topics by the next column, / shows only the topics and groups that have a text in their names, Esc

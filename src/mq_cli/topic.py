@@ -4,40 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, answer_options, connection_options
-from mq_cli.moments import WORDS, meaning, parse_place
-from mq_cli.moving import not_over, wait_options, watch
+from mq_cli.commands import argument, command_group, flag, option
+from mq_cli.connection import CONNECTION, Connection
+from mq_cli.moving import WATCHING, Watching
 from mq_cli.output import (
+    JSON,
+    YES,
     Column,
     both,
     bytes_text,
     cell,
-    checking_what_was_typed,
     confirm,
     counted,
     document,
     documents,
+    json_only,
     or_null,
     say,
-    show,
+    say_settings,
     time_text,
     write,
     write_json,
     write_rows,
+    write_settings,
     write_table,
-    yes_option,
 )
-from mq_cli.settings_option import parse_pairs, settings_help
+from mq_cli.values import WORDS, checking, checking_what_was_typed, meaning, pairs, parse_place, settings_help
+from mq_protocol.errors import TopicExists, TritonMQError
 from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
 from mq_protocol.names import SETTINGS, check_new_topic_name, check_topic_name, parse_settings
 
 if TYPE_CHECKING:
-    from mq_client import TopicDescription, TopicMade
+    from mq_client import Admin, TopicDescription, TopicMade
 
 
 def _replicas(found: TopicDescription) -> int:
@@ -69,30 +72,64 @@ COLUMNS = (
 )
 
 
-def _with_offsets(
-    offsets: Mapping[int, tuple[int, int]],
-    stored: Mapping[int, int],
-    waiting: Mapping[int, tuple[int, int]],
-    held_by: Mapping[int, str],
-) -> tuple[Column, ...]:
-    """Columns of partitions, with what their leaders know: where the offsets begin and end, bytes, and the rest by the
-    numbers of the partitions. What is not known is a question mark."""
-    nowhere, due = (None, None), (0 if stored else None, None)
-    return (
-        *PARTITION_COLUMNS,
-        Column("log_start_offset", "#start", lambda each: offsets.get(each.partition, nowhere)[0], _known),
-        Column("log_end_offset", "#end", lambda each: offsets.get(each.partition, nowhere)[1], _known),
-        Column("bytes", "#bytes", lambda each: stored.get(each.partition), _known),
-        Column("scheduled", value=lambda each: waiting.get(each.partition, due)[0]),
-        Column("next_due_us", value=lambda each: waiting.get(each.partition, due)[1]),
-        Column("held_by", value=lambda each: held_by.get(each.partition)),
-    )
+class _Known(NamedTuple):
+    """What leaders say of partitions, by their numbers: where the offsets begin and end, bytes, what is scheduled and
+    when the first of it is due, and which group holds back retention."""
+
+    offsets: Mapping[int, tuple[int, int]] = MappingProxyType({})
+    stored: Mapping[int, int] = MappingProxyType({})
+    scheduled: Mapping[int, tuple[int, int]] = MappingProxyType({})
+    held_by: Mapping[int, str] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, admin: Admin, found: TopicDescription) -> _Known:
+        """Nothing while a partition has no leader, or one does not answer."""
+        try:
+            if all(partition.leader for partition in found.partitions):
+                name = found.name
+                return cls(admin.offsets(name), admin.stored_bytes(name), admin.scheduled(name), admin.held_by(name))
+        except TritonMQError as error:
+            say(f"offsets are not known: {error}")
+        return cls()
+
+    def columns(self) -> tuple[Column, ...]:
+        """Columns of partitions. What is not known is a question mark."""
+        nowhere, due = (None, None), (0 if self.stored else None, None)
+        return (
+            *PARTITION_COLUMNS,
+            Column(
+                "log_start_offset", "#start", lambda each: self.offsets.get(each.partition, nowhere)[0], _or_unknown
+            ),
+            Column("log_end_offset", "#end", lambda each: self.offsets.get(each.partition, nowhere)[1], _or_unknown),
+            Column("bytes", "#bytes", lambda each: self.stored.get(each.partition), _or_unknown),
+            Column("scheduled", value=lambda each: self.scheduled.get(each.partition, due)[0]),
+            Column("next_due_us", value=lambda each: self.scheduled.get(each.partition, due)[1]),
+            Column("held_by", value=lambda each: self.held_by.get(each.partition)),
+        )
+
+    def write(self) -> None:
+        if self.stored:
+            records = sum(end - start for start, end in self.offsets.values())
+            write(f"{counted(records, 'record')}, {bytes_text(sum(self.stored.values()))} on each replica")
+        if self.scheduled:
+            batches, due_us = (
+                sum(each for each, _ in self.scheduled.values()),
+                min(due for _, due in self.scheduled.values()),
+            )
+            write(f"scheduled: {batches:,} more to be published, the next at {time_text(due_us)}")
+        for group in sorted(set(self.held_by.values())):
+            numbers = ", ".join(str(number) for number, by in sorted(self.held_by.items()) if by == group)
+            write(f"retention waits for group {group} in partition {numbers}")
 
 
-def _known(value: object) -> object:
+def _or_unknown(value: object) -> object:
     return "?" if value is None else value
 
 
+_MADE = (
+    *json_only("name", "was_there"),
+    Column("error", value=lambda made: None if made.error is None else str(made.error)),
+)
 _BROADCAST = {"durability": "memory", "retention_ms": "1s"}
 """Settings of a topic that keeps nothing for who is away. A second is the shortest retention."""
 
@@ -110,158 +147,106 @@ def _check_broadcast(given: dict[str, Any], replicas: int | None) -> None:
             )
 
 
-@click.group(cls=CommandGroup)
+@command_group()
 def topic() -> None:
     """Create, list, describe, alter, purge and delete topics."""
 
 
+def _schema_given(text: str) -> object:
+    from mq_protocol.sql.ddl import parse_schema
+
+    return parse_schema(text)
+
+
 @topic.command(epilog=settings_help(SETTINGS))
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--partitions", "-p", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX), default=1, show_default=True)
-@click.option(
-    "--replicas",
-    "-r",
-    type=click.IntRange(1, REPLICAS_MAX),
-    help="Copies of each partition. Default: 3, or as many as there are brokers.",
-)
-@click.option(
-    "--schema",
-    metavar="'a long, b string'",
-    help="The columns, as Spark's DDL. Default: records with key, value and headers.",
-)
-@click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting, e.g. durability=os. May be repeated."
-)
-@click.option(
-    "--broadcast",
-    is_flag=True,
-    help=(
+def create(
+    names: tuple[str, ...] = argument("NAME...", nargs=-1, required=True, callback=checking(check_new_topic_name)),
+    partitions: int = option("", "-p", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX), default=1),
+    replicas: int | None = option(
+        "Copies of each partition. Default: 3, or as many as there are brokers.",
+        "-r",
+        type=click.IntRange(1, REPLICAS_MAX),
+    ),
+    schema: str | None = option(
+        "The columns, as Spark's DDL. Default: records with key, value and headers.",
+        metavar="'a long, b string'",
+        callback=checking(_schema_given),
+    ),
+    settings: dict[str, Any] = pairs("A setting, e.g. durability=os. May be repeated."),
+    broadcast: bool = flag(
         "For members that are there, nothing is kept: one replica, in memory, for a second "
         "(durability=memory, retention_ms=1s)."
     ),
-)
-@click.option("--if-not-exists", is_flag=True, help="If the topic exists, leave it as it is and exit with 0.")
-@answer_options
-def create(
-    names: tuple[str, ...],
-    partitions: int,
-    replicas: int | None,
-    schema: str | None,
-    settings: tuple[str, ...],
-    broadcast: bool,
-    if_not_exists: bool,
-    as_json: bool,
-    connection: Connection,
-) -> None:
+    if_not_exists: bool = flag("If the topic exists, leave it as it is and exit with 0."),
+    as_json: bool = JSON,
+    connection: Connection = CONNECTION,
+) -> int:
     """Create the topic NAME, or several that are alike. One that is refused keeps no other back."""
-    from mq_client import TopicExists
-    from mq_protocol.sql.ddl import parse_schema
-
-    given: dict[str, Any] = {**parse_pairs(settings)}
     if broadcast:
-        _check_broadcast(given, replicas)
-        given, replicas = {**given, **_BROADCAST}, 1
+        _check_broadcast(settings, replicas)
+        settings, replicas = {**settings, **_BROADCAST}, 1
     with checking_what_was_typed():
-        for name in names:
-            check_new_topic_name(name)
-        parse_settings(given, replicas or REPLICAS_MAX)
-        columns = None if schema is None else parse_schema(schema)
+        parse_settings(settings, replicas or REPLICAS_MAX)
     with connection.admin() as admin:
         copies = replicas or min(3, len(admin.describe_cluster().brokers))
+        asked = {"partitions": partitions, "replicas": copies, "schema": schema, **settings}
         if len(names) > 1:
-            made_of = admin.create_topics(
-                dict.fromkeys(names),
-                partitions=partitions,
-                replicas=copies,
-                schema=columns,
-                if_not_exists=if_not_exists,
-                **given,
-            )
-            _tell_made(made_of, as_json=as_json)
-            return
+            made = admin.create_topics(dict.fromkeys(names), if_not_exists=if_not_exists, **asked)
+            return _tell_made(made, as_json=as_json)
         [name], there = names, False
         try:
-            made = admin.create_topic(name, partitions=partitions, replicas=copies, schema=columns, **given)
+            found = admin.create_topic(name, **asked)
         except TopicExists:
             if not if_not_exists:
                 raise
-            made, there = admin.describe_topic(name), True
+            found, there = admin.describe_topic(name), True
     if as_json:
-        write_json(document(made, COLUMNS))
+        write_json(document(found, COLUMNS))
     elif there:
-        kind = _schema(made) if made.typed else "records"
-        say(f"topic {name} is there already: {counted(len(made.partitions), 'partition')}, {kind}; nothing was changed")
+        kind = _schema(found) if found.typed else "records"
+        say(
+            f"topic {name} is there already: {counted(len(found.partitions), 'partition')}, {kind}; nothing was changed"
+        )
     else:
         say(f"created topic {name}: {counted(partitions, 'partition')}, {counted(copies, 'replica')} of each")
+    return 0
 
 
-def _tell_made(made: list[TopicMade], *, as_json: bool) -> None:
-    """What became of each. Exits with 1 if one of them was not made."""
+def _tell_made(made: list[TopicMade], *, as_json: bool) -> int:
+    """What became of each. The exit code: 1 if one of them was not made."""
     refused = [each for each in made if each.error is not None]
     if as_json:
-        rows = [{"name": each.name, "was_there": each.was_there} for each in made]
-        for row, each in zip(rows, made, strict=True):
-            row["error"] = None if each.error is None else str(each.error)
-        write_json(rows)
+        write_json(documents(made, _MADE))
     else:
         there = sum(each.was_there for each in made)
         kept = f", {there:,} were there already" if there else ""
         say(f"created {counted(len(made) - len(refused) - there, 'topic')}{kept}")
         for each in refused:
             say(f"{each.name}: {each.error}")
-    if refused:
-        raise click.exceptions.Exit(1)
+    return 1 if refused else 0
 
 
-@topic.command("list")
-@answer_options
-def list_topics(as_json: bool, connection: Connection) -> None:
+@topic.command("list", columns=COLUMNS)
+def list_topics(admin: Admin) -> list[TopicDescription]:
     """List the topics."""
-    with connection.admin() as admin:
-        found = admin.describe_topics()
-    show(found, COLUMNS, as_json=as_json)
+    return admin.describe_topics()
 
 
 @topic.command()
-@click.argument("name")
-@answer_options
-def describe(name: str, as_json: bool, connection: Connection) -> None:
+def describe(admin: Admin, name: str = argument(), as_json: bool = JSON) -> None:
     """A topic's schema, settings, partitions and offsets. Partitions without a leader have no offsets to show."""
-    from mq_client import TritonMQError
-
-    with connection.admin() as admin:
-        found = admin.describe_topic(name)
-        offsets: dict[int, tuple[int, int]] = {}
-        stored: dict[int, int] = {}
-        waiting: dict[int, tuple[int, int]] = {}
-        held_by: dict[int, str] = {}
-        if all(partition.leader for partition in found.partitions):
-            try:
-                offsets = admin.offsets(name)
-                stored = admin.stored_bytes(name)
-                waiting, held_by = admin.scheduled(name), admin.held_by(name)
-            except TritonMQError as error:
-                say(f"offsets are not known: {error}")
-    partitions = _with_offsets(offsets, stored, waiting, held_by)
+    found = admin.describe_topic(name)
+    known = _Known.of(admin, found)
     if as_json:
         effective = {setting: value for setting, value, _ in effective_settings(found)}
-        described = {"partitions": documents(found.partitions, partitions), "effective_settings": effective}
+        described = {"partitions": documents(found.partitions, known.columns()), "effective_settings": effective}
         write_json(document(found, COLUMNS) | described)
         return
     write(f"{found.name}: {_schema(found) if found.typed else 'records (key, value, headers)'}")
-    for setting, value, is_default in effective_settings(found):
-        write(f"  {setting} = {value}{' (default)' if is_default else ''}")
-    if stored:
-        records = sum(end - start for start, end in offsets.values())
-        write(f"{counted(records, 'record')}, {bytes_text(sum(stored.values()))} on each replica")
-    if waiting:
-        batches, due_us = sum(each for each, _ in waiting.values()), min(due for _, due in waiting.values())
-        write(f"scheduled: {batches:,} more to be published, the next at {time_text(due_us)}")
-    for group in sorted(set(held_by.values())):
-        numbers = ", ".join(str(number) for number, by in sorted(held_by.items()) if by == group)
-        write(f"retention waits for group {group} in partition {numbers}")
+    write_settings(effective_settings(found))
+    known.write()
     click.echo()
-    write_rows(found.partitions, partitions)
+    write_rows(found.partitions, known.columns())
 
 
 def effective_settings(found: TopicDescription) -> list[tuple[str, str, bool]]:
@@ -275,43 +260,29 @@ def effective_settings(found: TopicDescription) -> list[tuple[str, str, bool]]:
     return rows
 
 
-def _live_settings() -> str:
-    return ", ".join(sorted(setting.name for setting in SETTINGS.values() if setting.live))
+_LIVE = ", ".join(sorted(setting.name for setting in SETTINGS.values() if setting.live))
 
 
-@topic.command(epilog=f"Settings that can be changed: {_live_settings()}.")
-@click.argument("name")
-@click.option(
-    "--partitions",
-    "-p",
-    type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX),
-    help="The new number of partitions. It can only grow.",
-)
-@click.option(
-    "--replicas", "-r", type=click.IntRange(1, REPLICAS_MAX), help="The new number of copies of each partition."
-)
-@click.option(
-    "--add-column",
-    "columns",
-    multiple=True,
-    metavar="'name type'",
-    help="A nullable column to add to a typed topic, as Spark's DDL. May be repeated.",
-)
-@click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting to change; `NAME=` restores the default."
-)
-@wait_options
-@answer_options
+@topic.command(epilog=f"Settings that can be changed: {_LIVE}.")
 def alter(
-    name: str,
-    partitions: int | None,
-    replicas: int | None,
-    columns: tuple[str, ...],
-    settings: tuple[str, ...],
-    no_wait: bool,
-    wait_s: float,
-    as_json: bool,
-    connection: Connection,
+    name: str = argument(callback=checking(check_topic_name)),
+    partitions: int | None = option(
+        "The new number of partitions. It can only grow.", "-p", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX)
+    ),
+    replicas: int | None = option(
+        "The new number of copies of each partition.", "-r", type=click.IntRange(1, REPLICAS_MAX)
+    ),
+    columns: tuple[str, ...] = option(
+        "A nullable column to add to a typed topic, as Spark's DDL. May be repeated.",
+        "--add-column",
+        multiple=True,
+        metavar="'name type'",
+        callback=checking(_schema_given),
+    ),
+    settings: dict[str, Any] = pairs("A setting to change; `NAME=` restores the default.", empty=True),
+    watching: Watching = WATCHING,
+    as_json: bool = JSON,
+    connection: Connection = CONNECTION,
 ) -> int:
     """Change the topic NAME while it is in use.
 
@@ -319,24 +290,19 @@ def alter(
     there already, and in what producers write that do not know them; columns are never dropped, renamed or given
     another type.
     """
-    from mq_protocol.sql.ddl import parse_schema
-
     if not (partitions or replicas or columns or settings):
         raise click.UsageError(
             "say what to change: --partitions, --replicas, --add-column 'name type' or --set NAME=VALUE"
         )
-    given = {setting: value or None for setting, value in parse_pairs(settings, empty=True).items()}
-    with checking_what_was_typed():
-        check_topic_name(name)
-        added = parse_schema(", ".join(columns)) if columns else None
+    given = {setting: value or None for setting, value in settings.items()}
     in_time = True
     with connection.admin() as admin:
-        changed = admin.alter_topic(name, partitions=partitions, replicas=replicas, add_columns=added, **given)
-        if replicas and not no_wait:
+        changed = admin.alter_topic(
+            name, partitions=partitions, replicas=replicas, add_columns=", ".join(columns) or None, **given
+        )
+        if replicas and not watching.no_wait:
             moving = sum(bool(partition.moving_to) for partition in changed.partitions)
-            in_time = watch(admin, wait_s, lambda: sum(m.topic == name for m in admin.moves()), moving) or not_over(
-                wait_s
-            )
+            in_time = watching.to_the_end(lambda: sum(m.topic == name for m in admin.moves()), moving)
             changed = admin.describe_topic(name)
     if as_json:
         write_json(document(changed, COLUMNS))
@@ -345,25 +311,22 @@ def alter(
         say(f"topic {name}: {counted(len(changed.partitions), 'partition')}, {counted(copies, 'replica')} of each")
         if columns:
             say(f"  {_schema(changed)}")
-        for setting, value in sorted(changed.settings.items()):
-            say(f"  {setting} = {value}")
+        say_settings(dict(sorted(changed.settings.items())))
     return 0 if in_time else 1
 
 
 @topic.command()
-@click.argument("name")
-@click.option(
-    "--if-empty", is_flag=True, help="Delete it only if it holds no message, and without asking. Else exit with 1."
-)
-@yes_option
-@connection_options
-def delete(name: str, if_empty: bool, yes: bool, connection: Connection) -> None:
+def delete(
+    admin: Admin,
+    name: str = argument(),
+    if_empty: bool = flag("Delete it only if it holds no message, and without asking. Else exit with 1."),
+    yes: bool = YES,
+) -> None:
     """Delete the topic NAME and everything in it. Asks first; in a script it needs --yes."""
-    with connection.admin() as admin:
-        admin.describe_topic(name)  # nobody is asked about a topic that is not there
-        if not if_empty:
-            confirm(f"Delete topic {name} and everything in it?", yes=yes)
-        admin.delete_topic(name, if_empty=if_empty)
+    admin.describe_topic(name)  # nobody is asked about a topic that is not there
+    if not if_empty:
+        confirm(f"Delete topic {name} and everything in it?", yes=yes)
+    admin.delete_topic(name, if_empty=if_empty)
     say(f"deleted topic {name}")
 
 
@@ -374,23 +337,20 @@ def _parse_before(text: str) -> int | datetime:
     return place
 
 
-_before = click.option(
-    "--before", callback=meaning(_parse_before), metavar="OFFSET|TIME", help="Only messages before it. Default: all."
-)
-
-
 @topic.command()
-@click.argument("name")
-@_before
-@click.option("--partition", "-p", type=click.IntRange(min=0), help="Only this partition.")
-@yes_option
-@connection_options
-def purge(name: str, before: int | datetime | None, partition: int | None, yes: bool, connection: Connection) -> None:
+def purge(
+    admin: Admin,
+    name: str = argument(),
+    before: int | datetime | None = option(
+        "Only messages before it. Default: all.", callback=meaning(_parse_before), metavar="OFFSET|TIME"
+    ),
+    partition: int | None = option("Only this partition.", "-p", type=click.IntRange(0)),
+    yes: bool = YES,
+) -> None:
     """Drop messages of the topic NAME now. The topic stays, and its offsets are never given again."""
-    with connection.admin() as admin:
-        admin.describe_topic(name)
-        which = "all messages" if before is None else f"the messages before {before}"
-        where = f"topic {name}" if partition is None else f"partition {partition} of topic {name}"
-        confirm(f"Drop {which} of {where}?", yes=yes)
-        starts = admin.purge(name, partition, before)
+    admin.describe_topic(name)
+    which = "all messages" if before is None else f"the messages before {before}"
+    where = f"topic {name}" if partition is None else f"partition {partition} of topic {name}"
+    confirm(f"Drop {which} of {where}?", yes=yes)
+    starts = admin.purge(name, partition, before)
     write_table(["topic", "#partition", "#start"], [(name, *each) for each in starts.items()])

@@ -3,15 +3,16 @@ one goes on under another user's name."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, answer_options
+from mq_cli.commands import argument, command_group, flag, option
 from mq_cli.output import (
+    JSON,
     Column,
     both,
     bytes_text,
@@ -25,12 +26,13 @@ from mq_cli.output import (
     write_rows,
     yes_or_blank,
 )
-from mq_protocol.errors import TritonMQError
+from mq_cli.principals import say_if_unknown
+from mq_protocol.errors import TritonMQError, UnknownTransaction
 
 if TYPE_CHECKING:
     from mq_client import AbortedTransaction, Admin, StagedSum, TransactionDescription
 
-_key = click.argument("key", metavar="KEY")
+KEY: Final = argument("KEY")
 
 
 def _decided(each: TransactionDescription | AbortedTransaction) -> int | None:
@@ -71,7 +73,7 @@ _COLUMNS = (
 )
 
 
-@click.group(cls=CommandGroup)
+@command_group()
 def transaction() -> None:
     """What exactly-once queries have staged and decided; abort one that is dead, or give it to another user.
 
@@ -80,28 +82,21 @@ def transaction() -> None:
     """
 
 
-@transaction.command("list")
-@answer_options
-def list_transactions(as_json: bool, connection: Connection) -> None:
+@transaction.command("list", columns=_COLUMNS)
+def list_transactions(admin: Admin) -> Sequence[TransactionDescription]:
     """List the queries that have written: what they decided last, what they have staged, and which of them pin a
     journal."""
-    with connection.admin() as admin:
-        found = admin.transactions()
+    found = admin.transactions()
     _say_what_is_missing(found)
-    show(found, _COLUMNS, as_json=as_json)
+    return found
 
 
 @transaction.command("show")
-@_key
-@answer_options
-def show_one(key: str, as_json: bool, connection: Connection) -> None:
+def show_one(admin: Admin, key: str = KEY, as_json: bool = JSON) -> None:
     """What the query KEY has decided, and what it has staged in each partition."""
-    with connection.admin() as admin:
-        found = admin.transactions(key)
+    found = admin.transactions(key)
     _say_what_is_missing(found)
     if not found:
-        from mq_client import UnknownTransaction
-
         raise UnknownTransaction(f"no query has staged or decided anything as {key!r}: see `tritonmq transaction list`")
     if as_json:
         show(found, _COLUMNS, as_json=True)
@@ -112,10 +107,12 @@ def show_one(key: str, as_json: bool, connection: Connection) -> None:
 
 
 @transaction.command()
-@_key
-@click.option("--to", "owner", required=True, metavar="User:NAME", help="Whose it is from then on.")
-@answer_options
-def give(key: str, owner: str, as_json: bool, connection: Connection) -> None:
+def give(
+    admin: Admin,
+    key: str = KEY,
+    owner: str = option("Whose it is from then on.", "--to", required=True, metavar="User:NAME"),
+    as_json: bool = JSON,
+) -> None:
     """Give the query KEY to another user, who alone writes under it from then on.
 
     For a query that goes on under a new user name: stop it, give its key, and start it as the new user with its
@@ -124,9 +121,8 @@ def give(key: str, owner: str, as_json: bool, connection: Connection) -> None:
     May be given again. Needs the right to alter the transaction. A user whom no broker has seen since it started is
     given it too, with a warning, if you have the right `acls` on the cluster.
     """
-    with connection.admin() as admin:
-        done = admin.give_transaction(key, owner)
-        _warn_of_unknown(admin, done.owner)
+    done = admin.give_transaction(key, owner)
+    _warn_of_unknown(admin, done.owner)
     if as_json:
         write_json({"query": done.query, "sink": done.sink, "owner": done.owner, "former": done.former or None})
     elif done.former == done.owner:
@@ -136,10 +132,12 @@ def give(key: str, owner: str, as_json: bool, connection: Connection) -> None:
 
 
 @transaction.command()
-@_key
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@answer_options
-def abort(key: str, yes: bool, as_json: bool, connection: Connection) -> int:
+def abort(
+    admin: Admin,
+    key: str = KEY,
+    yes: bool = flag("Do not ask for confirmation."),
+    as_json: bool = JSON,
+) -> int:
     """Fence the query KEY for ever, and remove what it has staged and not decided.
 
     For a query that is dead. Nothing is written under its key any more: one that still runs fails at its next
@@ -147,10 +145,9 @@ def abort(key: str, yes: bool, as_json: bool, connection: Connection) -> int:
 
     May be given again. Exits with 1 if some of it could not be done yet: the brokers do that later by themselves.
     """
-    with connection.admin() as admin:
-        if not yes:
-            _ask_back(admin.transactions(key), key)
-        done = admin.abort_transaction(key)
+    if not yes:
+        _ask_back(admin.transactions(key), key)
+    done = admin.abort_transaction(key)
     if as_json:
         write_json(
             {
@@ -187,13 +184,9 @@ def _tell(done: AbortedTransaction) -> None:
 
 def _warn_of_unknown(admin: Admin, owner: str) -> None:
     """The key is given by now, and may be given again: what cannot be found out is not said."""
-    try:
-        [known] = admin.known_to_brokers(owner)
-    except TritonMQError:  # such as PermissionDenied: to ask needs the right `acls`
-        return
-    if not known.whose:
-        near = f": did you mean {known.near!r}?" if known.near else ""
-        say(f"warning: no broker has seen {owner} since it started, and no rule names it{near}")
+    with contextlib.suppress(TritonMQError):  # such as PermissionDenied: to ask needs the right `acls`
+        for known in admin.known_to_brokers(owner):
+            say_if_unknown(known)
 
 
 def _state(each: TransactionDescription) -> str:

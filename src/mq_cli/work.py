@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,16 +12,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from mq_cli.connection import Connection, bootstrap_option
+from mq_cli.commands import argument, command, flag, option, several
+from mq_cli.connection import BOOTSTRAP, Connection
 from mq_cli.interrupts import handling
 from mq_cli.messages import value_bytes
-from mq_cli.output import Seconds, checking_what_was_typed, counted, say
-from mq_cli.queue_asking import check_declared, say_what_waits
+from mq_cli.output import counted, say
+from mq_cli.queue import check_declared, say_what_waits
+from mq_cli.values import COMMAND, SOME_SECONDS, Seconds, checking_what_was_typed
 
 if TYPE_CHECKING:
     from mq_client import LeasedRecord, Queue, TopicDescription
@@ -41,55 +43,35 @@ _ERROR_BYTES: Final = 240
 _READ_BYTES: Final = 4_096
 
 
-@click.command()
-@click.argument("topic")
-@click.argument("group")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@click.option(
-    "--concurrency",
-    "-c",
-    type=click.IntRange(1, 1_000),
-    default=1,
-    show_default=True,
-    help="Commands at the same time.",
-)
-@click.option(
-    "--lease",
-    "lease_s",
-    type=Seconds(1, 43_200),
-    metavar="SECONDS",
-    help="How long one command may take before its record is lent to others.  [default: as the group says]",
-)
-@click.option(
-    "--priority",
-    type=click.IntRange(0, 31),
-    default=0,
-    show_default=True,
-    help="While members of a higher priority are there, lower ones wait.",
-)
-@click.option("--filter", "filter_text", metavar="TEXT", help='Only records that match, such as "n > 5".')
-@click.option("--max", "count_max", type=click.IntRange(min=1), metavar="N", help="Exit after N records.")
-@click.option(
-    "--timeout",
-    "idle_s",
-    type=Seconds(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Exit when no record has come for this time.",
-)
-@click.option("--declare", is_flag=True, help="Declare GROUP, with the default settings, if it is not declared.")
-@bootstrap_option
+@dataclass(frozen=True, slots=True)
+class How:
+    """How many records are worked on at once, for how long, which, and when it ends."""
+
+    concurrency: int = option("Commands at the same time.", "-c", type=click.IntRange(1, 1_000), default=1)
+    lease_s: float | None = option(
+        "How long one command may take before its record is lent to others.  [default: as the group says]",
+        "--lease",
+        type=Seconds(1, 43_200),
+        metavar="SECONDS",
+    )
+    priority: int = option(
+        "While members of a higher priority are there, lower ones wait.", type=click.IntRange(0, 31), default=0
+    )
+    filter: str | None = option('Only records that match, such as "n > 5".', metavar="TEXT")
+    count_max: int | None = option("Exit after N records.", "--max", type=click.IntRange(1), metavar="N")
+    idle_s: float | None = option(
+        "Exit when no record has come for this time.", "--timeout", type=SOME_SECONDS, metavar="SECONDS"
+    )
+    declare: bool = flag("Declare GROUP, with the default settings, if it is not declared.")
+
+
+@command()
 def work(
-    topic: str,
-    group: str,
-    command: tuple[str, ...],
-    concurrency: int,
-    lease_s: float | None,
-    priority: int,
-    filter_text: str | None,
-    count_max: int | None,
-    idle_s: float | None,
-    declare: bool,
-    connection: Connection,
+    topic: str = argument(),
+    group: str = argument(),
+    command: tuple[str, ...] = COMMAND,
+    how: How = several(How),
+    connection: Connection = BOOTSTRAP,
 ) -> None:
     """Run COMMAND for each record of the queue group GROUP of TOPIC, with the record's value on its standard input.
 
@@ -109,27 +91,25 @@ def work(
     """
     from mq_client import Queue
 
-    if shutil.which(command[0]) is None:  # before any record is lent
-        raise click.UsageError(f"there is no command {command[0]!r} to run: check its name and PATH")
     with checking_what_was_typed():
         queue = Queue(
             **connection.for_client(),
             topic=topic,
             group=group,
-            in_flight_max=concurrency,
-            working=concurrency,
-            priority=priority,
-            filter=filter_text,
-            lease_ms=None if lease_s is None else int(lease_s * 1000),
+            in_flight_max=how.concurrency,
+            working=how.concurrency,
+            priority=how.priority,
+            filter=how.filter,
+            lease_ms=None if how.lease_s is None else int(how.lease_s * 1000),
         )
     with connection.admin() as admin:
         described = admin.describe_topic(topic)
-        check_declared(admin, topic, group, declare=declare)
+        check_declared(admin, topic, group, declare=how.declare)
     with connection.admin(_LINE_S) as admin:
         say_what_waits(admin, topic, group)
-    workers = _Workers(queue, command, _shape(described), count_max, idle_s, connection.environment())
+    workers = _Workers(queue, command, _shape(described), how, connection.environment())
     try:
-        workers.run(concurrency)
+        workers.run()
     finally:
         queue.close(timeout_ms=workers.patience_ms)
     workers.check_end()
@@ -152,16 +132,15 @@ class _Workers:
         queue: Queue,
         command: Sequence[str],
         shape: Callable[[Any], Any] | None,
-        count_max: int | None,
-        idle_s: float | None,
+        how: How,
         environment: Mapping[str, str],
     ) -> None:
         self._queue = queue
         self._command = command
         self._shape = shape
         self._environment = environment
-        self._left = count_max
-        self._idle_ms = None if idle_s is None else idle_s * 1000
+        self._how = how
+        self._left = how.count_max
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._running: set[subprocess.Popen[bytes]] = set()
@@ -172,9 +151,9 @@ class _Workers:
         self._unknown = 0
         self._died: BaseException | None = None
 
-    def run(self, concurrency: int) -> None:
+    def run(self) -> None:
         """Until there is nothing more to do, or a signal. Raises what ended a worker."""
-        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(concurrency)]
+        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self._how.concurrency)]
         with self._hearing_signals():
             for thread in threads:
                 thread.start()
@@ -185,18 +164,18 @@ class _Workers:
             raise self._died
 
     def _work(self) -> None:
-        waited_ms = 0.0
+        waited_s = 0.0
         try:
             while self._take_turn():
                 record = self._queue.take(_LOOK_MS)
                 if record is not None:
-                    waited_ms = 0.0
+                    waited_s = 0.0
                     with self._counted():
                         self._run_for(record)
                     continue
                 self._give_turn_back()
-                waited_ms += _LOOK_MS
-                if self._idle_ms is not None and waited_ms >= self._idle_ms:
+                waited_s += _LOOK_MS / 1000
+                if self._how.idle_s is not None and waited_s >= self._how.idle_s:
                     return
         except BaseException as error:  # noqa: BLE001 - raised by `run`
             self._died = self._died or error
