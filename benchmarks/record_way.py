@@ -228,8 +228,7 @@ def produce(
     """In a child: `WARMING` records, then, once told, `count` of them; tells when each was due, and where it is."""
     from mq_client import Producer
     from mq_client.producing.accumulator import Accumulator
-    from mq_client.producing.produce_stream import ProduceStream
-    from mq_client.producing.sender import Sender
+    from mq_client.producing.sender import ProduceStream, Sender
 
     def taken(result: Any, *_given: Any) -> None:
         if result is not None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mq_broker.coordination.credential import Credential
     from mq_broker.coordination.zookeeper_closing import Walked
     from mq_client import Admin, ClusterDescription, PartitionDescription, PartitionMove, TopicDescription
-    from mq_client.floor_admin import SecurityFloor
+    from mq_client.security_admin import SecurityFloor
 
 _WAIT_LOOK_S = 0.5
 _ACCESS = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
+from itertools import chain
 from types import TracebackType
 
 import pyarrow as pa
@@ -12,12 +14,22 @@ from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline, positive_ms
 from mq_client.cluster.listening import REFUSED_S
 from mq_client.cluster.paging import Parts
-from mq_client.cluster.requests import ask_offsets, delete_group, move_cursors, purge
-from mq_client.cluster_descriptions import BrokerDescription as BrokerDescription
-from mq_client.cluster_descriptions import ClusterDescription as ClusterDescription
-from mq_client.cluster_descriptions import Upgrade as Upgrade
+from mq_client.cluster.requests import ask_each, ask_offsets, delete_group, move_cursors, purge
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.described import described
+from mq_client.descriptions import (
+    BrokerDescription,
+    ClusterDescription,
+    GroupDescription,
+    PartitionMove,
+    PartitionMoves,
+    Recovery,
+    TopicDescription,
+    Upgrade,
+    described_group,
+    described_topic,
+    freshness,
+)
 from mq_client.errors import (
     GroupInUse,
     InvalidRequest,
@@ -28,27 +40,18 @@ from mq_client.errors import (
     UnknownGroup,
     UnknownTopic,
 )
-from mq_client.floor_admin import FloorAdministrator
-from mq_client.group_descriptions import GroupDescription, described_group, freshness
 from mq_client.observation import ObservingAdministrator
 from mq_client.peek import PEEK_RECORDS_MAX, peek
 from mq_client.producing.batches import to_timestamp_us
 from mq_client.producing.classes import schema_of
 from mq_client.queueing.administrator import QueueAdministrator
-from mq_client.quota_admin import QuotaAdministrator
 from mq_client.security import Security
-from mq_client.token_admin import TokenAdministrator
-from mq_client.topic_descriptions import PartitionDescription as PartitionDescription
-from mq_client.topic_descriptions import PartitionMove as PartitionMove
-from mq_client.topic_descriptions import PartitionMoves, described_topic
-from mq_client.topic_descriptions import Recovery as Recovery
-from mq_client.topic_descriptions import TopicDescription as TopicDescription
+from mq_client.security_admin import SecurityAdministrator
 from mq_client.topic_making import SPREAD_MS, TopicMaker
 from mq_client.transaction_admin import TransactionAdministrator
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_to_bytes
-from mq_protocol.evolution import extended
 from mq_protocol.names import (
     INTERNAL_PREFIX,
     check_group_name,
@@ -58,6 +61,7 @@ from mq_protocol.names import (
     parse_settings,
 )
 from mq_protocol.sql.ddl import check_column_names, check_schema, parse_schema
+from mq_protocol.sql.evolution import extended
 
 _TRANSFER_MS = 6_000.0
 """A leader's time for one attempt to hand over."""
@@ -70,9 +74,7 @@ class Admin(
     QueueAdministrator,
     ObservingAdministrator,
     TransactionAdministrator,
-    TokenAdministrator,
-    QuotaAdministrator,
-    FloorAdministrator,
+    SecurityAdministrator,
     TopicMaker,
 ):
     """Asks about the cluster and changes it. Thread-safe. `timeout_ms`: for each call, retries included.
@@ -522,27 +524,16 @@ class Admin(
         """Every cursor, and which brokers did not answer. Each replica tells what it knows: the leader's word holds,
         and without one the newest.
         """
-        deadline = Deadline(self._timeout_ms)
-        self._connection.metadata(deadline)
+        cursors_at = partial(self._cursors_at, group)
+        told, silent = ask_each(self._connection, _LEADER_MS, cursors_at, Deadline(self._timeout_ms))
         found: dict[tuple[str, str, int], pb.GroupCursor] = {}
-        addresses = self._connection.addresses()
-        silent: list[str] = []
-        for address in addresses:
-            limit = deadline.at_most(_LEADER_MS if len(addresses) > 1 else self._timeout_ms)
-            try:
-                told = self._cursors_at(address, group, limit)
-            except TritonMQError as error:
-                silent.append(address)
-                if len(silent) == len(addresses) or not error.retriable:
-                    raise
-                continue
-            for cursor in told:
-                place = (cursor.group, cursor.topic, cursor.partition)
-                if place not in found or freshness(found[place]) < freshness(cursor):
-                    found[place] = cursor
+        for cursor in chain.from_iterable(told.values()):
+            place = (cursor.group, cursor.topic, cursor.partition)
+            if place not in found or freshness(found[place]) < freshness(cursor):
+                found[place] = cursor
         return list(found.values()), silent
 
-    def _cursors_at(self, address: str, group: str, deadline: Deadline) -> list[pb.GroupCursor]:
+    def _cursors_at(self, group: str, address: str, deadline: Deadline) -> list[pb.GroupCursor]:
         """All that one broker has, asked for until it has no more."""
         request = pb.GroupsRequest(group=group)
         found, parts = list[pb.GroupCursor](), Parts()

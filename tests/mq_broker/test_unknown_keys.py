@@ -28,6 +28,7 @@ from mq_protocol.arrow import schema_to_bytes
 from mq_protocol.errors import InternalError
 from mq_protocol.limits import TOPIC_DOCUMENT_BYTES_MAX
 from mq_protocol.unknown_keys import STATE_UNKNOWN_BYTES_MAX, unknown_keys, with_unknown
+from tests.coroutines import real_time
 from tests.mq_broker.broker.administration.test_recovery import chosen, status
 from tests.mq_broker.broker.cluster import SCHEMA, Broker, standalone, until
 from tests.mq_broker.coordination.wire import id_of
@@ -171,37 +172,34 @@ def test_what_a_broker_with_zookeeper_writes_keeps_them(
         client.close()
 
 
-def test_what_a_broker_that_stands_alone_writes_keeps_them(tmp_path: Path, next_level: int) -> None:
+@real_time
+async def test_what_a_broker_that_stands_alone_writes_keeps_them(tmp_path: Path, next_level: int) -> None:
     path = tmp_path / "coordination.json"
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.produce("t", 1)
-        stored = json.loads(path.read_text())
-        (state,) = (name for name in stored["nodes"] if name.startswith("states/") and name.endswith("/0"))
-        places = ("cluster", "topics/t", state)
-        for place in places:
-            version, born, data = stored["nodes"][place]
-            stored["nodes"][place] = [version, born, json.dumps({**json.loads(data), **NEWER})]
-        path.write_text(json.dumps(stored))
-        owner = {**json.loads((tmp_path / "broker.json").read_text()), **NEWER}
-        (tmp_path / "broker.json").write_text(json.dumps(owner))
-        async with standalone(tmp_path) as broker:
-            await until(lambda: broker.end("t"))
-            await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=2))
-            await broker.ask("Upgrade", pb.UpgradeRequest())
-        nodes = json.loads(path.read_text())["nodes"]
-        assert all(nodes[place][0] > stored["nodes"][place][0] for place in places), "all written"
-        cluster, topic, changed = (json.loads(nodes[place][2]) for place in places)
-        assert changed["leader_epoch"] > 1
-        assert len(topic["assignment"]) == 2
-        assert cluster["level"] == next_level
-        owner = json.loads((tmp_path / "broker.json").read_text())
-        for document in (cluster, topic, changed, owner):
-            assert {key: document.get(key) for key in NEWER} == NEWER
-
-    asyncio.run(scenario())
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        await broker.produce("t", 1)
+    stored = json.loads(path.read_text())
+    (state,) = (name for name in stored["nodes"] if name.startswith("states/") and name.endswith("/0"))
+    places = ("cluster", "topics/t", state)
+    for place in places:
+        version, born, data = stored["nodes"][place]
+        stored["nodes"][place] = [version, born, json.dumps({**json.loads(data), **NEWER})]
+    path.write_text(json.dumps(stored))
+    owner = {**json.loads((tmp_path / "broker.json").read_text()), **NEWER}
+    (tmp_path / "broker.json").write_text(json.dumps(owner))
+    async with standalone(tmp_path) as broker:
+        await until(lambda: broker.end("t"))
+        await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=2))
+        await broker.ask("Upgrade", pb.UpgradeRequest())
+    nodes = json.loads(path.read_text())["nodes"]
+    assert all(nodes[place][0] > stored["nodes"][place][0] for place in places), "all written"
+    cluster, topic, changed = (json.loads(nodes[place][2]) for place in places)
+    assert changed["leader_epoch"] > 1
+    assert len(topic["assignment"]) == 2
+    assert cluster["level"] == next_level
+    owner = json.loads((tmp_path / "broker.json").read_text())
+    for document in (cluster, topic, changed, owner):
+        assert {key: document.get(key) for key in NEWER} == NEWER
 
 
 def test_what_is_written_about_a_log_and_its_broker_keeps_them(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from mq_protocol.errors import NotLeader, TritonMQError
 from tests.mq_broker.broker.channel import Call, Channel
 from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.simulation.real.zookeeper import Session
-from tests.virtual.world import present
+from tests.virtual.world import present, the_world
 
 DEADLINE_S = 20.0
 T = TypeVar("T")
@@ -133,6 +133,12 @@ class Broker:
                 return
             task.cancel()
             await asyncio.wait({task}, timeout=DEADLINE_S)
+
+    async def stand_still(self, seconds: float) -> None:
+        """As a process does that gets no time; in virtual time."""
+        self._process.paused = True
+        await asyncio.sleep(seconds)
+        the_world().loop.resume(self._process)
 
     async def _close_channel(self) -> None:
         if self._channel is not None:

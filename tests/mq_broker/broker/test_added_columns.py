@@ -13,6 +13,7 @@ from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, sc
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import CorruptBatch, InvalidRequest, SchemaMismatch
 from mq_protocol.sql.ddl import parse_schema
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import SCHEMA, Broker, rows, standalone, until
 from tests.virtual.world import in_virtual_time
 
@@ -92,15 +93,13 @@ def test_batches_are_stored_as_they_come_and_cut_for_readers_as_the_newest_versi
         (parse_schema("n long, s string, word string NOT NULL"), "leave NOT NULL out"),
     ],
 )
-def test_another_change_of_columns_is_refused_whole(tmp_path: Path, wanted: pa.Schema, remedy: str) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            before = await broker.create_topic("t")
-            request = pb.AlterTopicRequest(
-                name="t", schema=schema_to_bytes(wanted), partitions=3, settings={"retention_ms": "1h"}
-            )
-            with pytest.raises(InvalidRequest, match=remedy):
-                await broker.ask("AlterTopic", request)
-            assert (await broker.metadata("t")).topics[0] == before
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_another_change_of_columns_is_refused_whole(tmp_path: Path, wanted: pa.Schema, remedy: str) -> None:
+    async with standalone(tmp_path) as broker:
+        before = await broker.create_topic("t")
+        request = pb.AlterTopicRequest(
+            name="t", schema=schema_to_bytes(wanted), partitions=3, settings={"retention_ms": "1h"}
+        )
+        with pytest.raises(InvalidRequest, match=remedy):
+            await broker.ask("AlterTopic", request)
+        assert (await broker.metadata("t")).topics[0] == before

@@ -34,6 +34,7 @@ from mq_protocol.errors import (
     UnknownTopic,
 )
 from mq_protocol.limits import REQUEST_PLACES_MAX, REQUEST_TOPICS_MAX
+from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone
 from tests.mq_broker.broker.costs import measured
 from tests.virtual.world import in_virtual_time
@@ -216,100 +217,85 @@ def test_a_batch_may_be_as_large_inside_as_its_topic_says_and_no_larger(tmp_path
 # ------------------------------------------------------------------ answers
 
 
-def test_topics_that_do_not_fit_one_answer_are_asked_for_by_others(
+@real_time
+async def test_topics_that_do_not_fit_one_answer_are_asked_for_by_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin, "ANSWER_BYTES_MAX", 3_000)
+    async with standalone(tmp_path) as broker:
+        names = [f"t{number}" for number in range(7)]
+        for name in names:
+            await broker.create_topic(name, durability="memory")
+        first = await broker.metadata()
+        assert [topic.name for topic in first.topics] == names[:2]
+        assert first.more
+        some = await broker.metadata(*names[3:6])
+        assert [topic.name for topic in some.topics] == names[3:5]
+        assert some.more
+        one = await broker.metadata(names[0])
+        assert not one.more
 
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            names = [f"t{number}" for number in range(7)]
-            for name in names:
-                await broker.create_topic(name, durability="memory")
-            first = await broker.metadata()
-            assert [topic.name for topic in first.topics] == names[:2]
-            assert first.more
-            some = await broker.metadata(*names[3:6])
-            assert [topic.name for topic in some.topics] == names[3:5]
-            assert some.more
-            one = await broker.metadata(names[0])
-            assert not one.more
+        def told() -> tuple[list[str], list[str], list[str], list[str]]:
+            client, connection, deadline = Admin(broker.address), Connection(broker.address), Deadline(20_000)
+            all_of_them = connection.metadata(deadline, all_topics=True)
+            named = connection.metadata(deadline, topics=[*names, "nobody", *names])
+            assert not all_of_them.more
+            assert len(all_of_them.brokers) == 1
+            listed = [topic.name for topic in all_of_them.topics]
+            return client.list_topics(), listed, sorted(t.name for t in named.topics), list(named.unknown_topics)
 
-            def told() -> tuple[list[str], list[str], list[str], list[str]]:
-                client, connection, deadline = Admin(broker.address), Connection(broker.address), Deadline(20_000)
-                all_of_them = connection.metadata(deadline, all_topics=True)
-                named = connection.metadata(deadline, topics=[*names, "nobody", *names])
-                assert not all_of_them.more
-                assert len(all_of_them.brokers) == 1
-                listed = [topic.name for topic in all_of_them.topics]
-                return client.list_topics(), listed, sorted(t.name for t in named.topics), list(named.unknown_topics)
-
-            assert await asyncio.to_thread(told) == (names, names, names, ["nobody"])
-
-    asyncio.run(scenario())
+        assert await asyncio.to_thread(told) == (names, names, names, ["nobody"])
 
 
-def test_cursors_that_do_not_fit_one_answer_are_asked_for_by_others(
+@real_time
+async def test_cursors_that_do_not_fit_one_answer_are_asked_for_by_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(groups, "ANSWER_BYTES_MAX", 1_000)
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("a", partitions=2, durability="memory")
+        await broker.create_topic("b", durability="memory")
+        for group in ("x", "y", "z"):
+            places = (("a", 0), ("a", 1), ("b", 0))
+            positions = [pb.CursorPosition(topic=topic, partition=partition) for topic, partition in places]
+            await broker.ask("MoveCursors", pb.MoveCursorsRequest(group=group, kind="spark", positions=positions))
+        answer = await broker.ask("Groups", pb.GroupsRequest())
+        assert [(c.topic, c.partition, c.group) for c in answer.cursors] == [("a", 0, "x"), ("a", 0, "y")]
+        assert answer.more
+        behind = pb.GroupsRequest(after=pb.TopicPartition(topic="a", partition=0), after_group="y")
+        answer = await broker.ask("Groups", behind)
+        assert [(c.topic, c.partition, c.group) for c in answer.cursors] == [("a", 0, "z"), ("a", 1, "x")]
 
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("a", partitions=2, durability="memory")
-            await broker.create_topic("b", durability="memory")
-            for group in ("x", "y", "z"):
-                places = (("a", 0), ("a", 1), ("b", 0))
-                positions = [pb.CursorPosition(topic=topic, partition=partition) for topic, partition in places]
-                await broker.ask("MoveCursors", pb.MoveCursorsRequest(group=group, kind="spark", positions=positions))
-            answer = await broker.ask("Groups", pb.GroupsRequest())
-            assert [(c.topic, c.partition, c.group) for c in answer.cursors] == [("a", 0, "x"), ("a", 0, "y")]
-            assert answer.more
-            behind = pb.GroupsRequest(after=pb.TopicPartition(topic="a", partition=0), after_group="y")
-            answer = await broker.ask("Groups", behind)
-            assert [(c.topic, c.partition, c.group) for c in answer.cursors] == [("a", 0, "z"), ("a", 1, "x")]
+        def told() -> list[tuple[str, list[tuple[str, int]]]]:
+            groups = Admin(broker.address).describe_groups()
+            return [(group.name, [(cursor.topic, cursor.partition) for cursor in group.cursors]) for group in groups]
 
-            def told() -> list[tuple[str, list[tuple[str, int]]]]:
-                groups = Admin(broker.address).describe_groups()
-                return [
-                    (group.name, [(cursor.topic, cursor.partition) for cursor in group.cursors]) for group in groups
-                ]
-
-            assert await asyncio.to_thread(told) == [
-                (group, [("a", 0), ("a", 1), ("b", 0)]) for group in ("x", "y", "z")
-            ]
-            one = await asyncio.to_thread(Admin(broker.address).describe_group, "y")
-            assert len(one.cursors) == 3
-
-    asyncio.run(scenario())
+        assert await asyncio.to_thread(told) == [(group, [("a", 0), ("a", 1), ("b", 0)]) for group in ("x", "y", "z")]
+        one = await asyncio.to_thread(Admin(broker.address).describe_group, "y")
+        assert len(one.cursors) == 3
 
 
-def test_staged_batches_that_do_not_fit_one_answer_are_asked_for_by_others(
+@real_time
+async def test_staged_batches_that_do_not_fit_one_answer_are_asked_for_by_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "ANSWER_BYTES_MAX", 500)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", partitions=2, durability="memory")
-            stage = pb.StageOf(key=pb.TransactionKey(query_id="q", sink="t"))
-            for number in range(5):
-                await broker.produce("t", number, partition=number % 2, stage=stage)
-            answer = await broker.ask("Staged", pb.StagedRequest())
-            assert [staged.partition for staged in answer.staged] == [0, 0]
-            assert answer.more
-            with TransactionClient(broker.address) as client:
-                told = await asyncio.to_thread(client.staged, "t")
-            assert [staged.partition for staged in told] == [0, 0, 0, 1, 1]
-
-    asyncio.run(scenario())
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t", partitions=2, durability="memory")
+        stage = pb.StageOf(key=pb.TransactionKey(query_id="q", sink="t"))
+        for number in range(5):
+            await broker.produce("t", number, partition=number % 2, stage=stage)
+        answer = await broker.ask("Staged", pb.StagedRequest())
+        assert [staged.partition for staged in answer.staged] == [0, 0]
+        assert answer.more
+        with TransactionClient(broker.address) as client:
+            told = await asyncio.to_thread(client.staged, "t")
+        assert [staged.partition for staged in told] == [0, 0, 0, 1, 1]
 
 
-def test_a_topic_that_is_not_there_is_still_told_with_the_nearest_name(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("orders", durability="memory")
-            with pytest.raises(UnknownTopic, match="did you mean 'orders'"):
-                await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="order"))
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_topic_that_is_not_there_is_still_told_with_the_nearest_name(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("orders", durability="memory")
+        with pytest.raises(UnknownTopic, match="did you mean 'orders'"):
+            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="order"))

@@ -10,6 +10,7 @@ import pytest
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, Subscription, standalone, until
 from tests.virtual.world import in_virtual_time
 
@@ -69,102 +70,90 @@ def test_a_member_that_wakes_after_another_has_gone_on_does_not_move_the_group_b
     in_virtual_time(scenario())
 
 
-def test_a_members_last_word_counts_forward_with_its_stream_gone_and_at_a_leader_that_knows_no_members(
+@virtual_time
+async def test_a_members_last_word_counts_forward_with_its_stream_gone_and_at_a_leader_that_knows_no_members(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.produce("t", *range(10))
-            await move(broker, 4, kind="consumer", member_id="a")
-            await move(broker, 7, kind="consumer", member_id="a")
-            assert await is_at(broker, 7)
-
-    in_virtual_time(scenario())
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        await broker.produce("t", *range(10))
+        await move(broker, 4, kind="consumer", member_id="a")
+        await move(broker, 7, kind="consumer", member_id="a")
+        assert await is_at(broker, 7)
 
 
-def test_a_word_that_did_not_come_on_the_owners_stream_is_where_the_next_owner_begins(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.produce("t", *range(10))
-            async with broker.subscribing() as waiting:
-                async with broker.subscribing() as owner:
-                    await owner.open("t", group="g", member="a", earliest=True)
-                    await owner.read_numbers(10)
-                    await waiting.open("t", group="g", member="b", earliest=True)
-                    await waiting.read_opened()
-                    await move(broker, 6, kind="consumer", member_id="b")
-                    await until(lambda: is_at(broker, 0))
-                    await move(broker, 6, kind="consumer", member_id="a")
-                    assert await is_at(broker, 6)
-                opened = await waiting.read_opened(2)
-                assert (opened[-1].active, opened[-1].offset) == (True, 6)
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_word_that_did_not_come_on_the_owners_stream_is_where_the_next_owner_begins(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        await broker.produce("t", *range(10))
+        async with broker.subscribing() as waiting:
+            async with broker.subscribing() as owner:
+                await owner.open("t", group="g", member="a", earliest=True)
+                await owner.read_numbers(10)
+                await waiting.open("t", group="g", member="b", earliest=True)
+                await waiting.read_opened()
+                await move(broker, 6, kind="consumer", member_id="b")
+                await until(lambda: is_at(broker, 0))
+                await move(broker, 6, kind="consumer", member_id="a")
+                assert await is_at(broker, 6)
+            opened = await waiting.read_opened(2)
+            assert (opened[-1].active, opened[-1].offset) == (True, 6)
 
 
-def test_a_word_beyond_the_end_of_the_log_takes_nothing_from_the_next_owner(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.produce("t", *range(10))
-            async with broker.subscribing() as waiting:
-                async with broker.subscribing() as owner:
-                    await owner.open("t", group="g", member="a", earliest=True)
-                    await owner.read_numbers(10)
-                    await waiting.open("t", group="g", member="b", earliest=True)
-                    await waiting.read_opened()
-                    with pytest.raises(InvalidRequest, match="the log ends at 10"):
-                        await move(broker, 1_000, kind="consumer", member_id="a")
-                opened = await waiting.read_opened(2)
-                assert opened[-1].active
-                assert opened[-1].offset <= 10
-                await broker.produce("t", 10)
-                assert (await waiting.read_numbers(1))[-1] == 10
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_word_beyond_the_end_of_the_log_takes_nothing_from_the_next_owner(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        await broker.produce("t", *range(10))
+        async with broker.subscribing() as waiting:
+            async with broker.subscribing() as owner:
+                await owner.open("t", group="g", member="a", earliest=True)
+                await owner.read_numbers(10)
+                await waiting.open("t", group="g", member="b", earliest=True)
+                await waiting.read_opened()
+                with pytest.raises(InvalidRequest, match="the log ends at 10"):
+                    await move(broker, 1_000, kind="consumer", member_id="a")
+            opened = await waiting.read_opened(2)
+            assert opened[-1].active
+            assert opened[-1].offset <= 10
+            await broker.produce("t", 10)
+            assert (await waiting.read_numbers(1))[-1] == 10
 
 
-def test_a_consumer_that_names_no_member_moves_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.produce("t", 1)
-            with pytest.raises(InvalidRequest, match="name the member"):
-                await move(broker, 1, kind="consumer")
-            assert await cursors(broker) == []
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_consumer_that_names_no_member_moves_nothing(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        await broker.produce("t", 1)
+        with pytest.raises(InvalidRequest, match="name the member"):
+            await move(broker, 1, kind="consumer")
+        assert await cursors(broker) == []
 
 
-def test_only_an_administrator_moves_a_group_of_consumers_back_and_a_query_stays_a_query(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.produce("t", *range(10))
-            await move(broker, 8, kind="consumer", member_id="a")
-            with pytest.raises(InvalidRequest, match=r"another kafka\.group\.id"):
-                await move(broker, 2, kind="spark")
-            await move(broker, 3, reset=True)
-            assert await cursors(broker) == [(3, "consumer")]
-            await move(broker, 4, group="e", kind="ephemeral", member_id="a")
-            with pytest.raises(InvalidRequest, match=r"another kafka\.group\.id"):
-                await move(broker, 2, group="e", kind="spark")
-            await move(broker, 9, group="q", kind="spark")
-            await move(broker, 1, group="q", reset=True)
-            assert await cursors(broker, "q") == [(1, "spark")]
-
-    in_virtual_time(scenario())
-
-
-def test_a_query_restarted_from_an_older_checkpoint_reports_that_it_went_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.produce("t", *range(10))
-            await move(broker, 9, kind="spark")
+@virtual_time
+async def test_only_an_administrator_moves_a_group_of_consumers_back_and_a_query_stays_a_query(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        await broker.produce("t", *range(10))
+        await move(broker, 8, kind="consumer", member_id="a")
+        with pytest.raises(InvalidRequest, match=r"another kafka\.group\.id"):
             await move(broker, 2, kind="spark")
-            assert await cursors(broker) == [(2, "spark")]
+        await move(broker, 3, reset=True)
+        assert await cursors(broker) == [(3, "consumer")]
+        await move(broker, 4, group="e", kind="ephemeral", member_id="a")
+        with pytest.raises(InvalidRequest, match=r"another kafka\.group\.id"):
+            await move(broker, 2, group="e", kind="spark")
+        await move(broker, 9, group="q", kind="spark")
+        await move(broker, 1, group="q", reset=True)
+        assert await cursors(broker, "q") == [(1, "spark")]
 
-    in_virtual_time(scenario())
+
+@virtual_time
+async def test_a_query_restarted_from_an_older_checkpoint_reports_that_it_went_back(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        await broker.produce("t", *range(10))
+        await move(broker, 9, kind="spark")
+        await move(broker, 2, kind="spark")
+        assert await cursors(broker) == [(2, "spark")]

@@ -23,10 +23,10 @@ from mq_client import Admin, Producer
 from mq_client.transactions import TransactionClient
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting, NotLeader
+from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_cli.processes import Command
 from tests.switch import plain_text
-from tests.virtual.world import in_virtual_time
 
 MARKER = "THIS-IS-A-PAYLOAD"
 
@@ -66,7 +66,8 @@ async def keeps_closed(broker: Broker, without_key: int, altered: int) -> None:
     await until(holds)
 
 
-def test_a_partition_without_its_key_waits_and_others_are_served(
+@real_time
+async def test_a_partition_without_its_key_waits_and_others_are_served(
     tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shell, "REOPEN_S", 0.05)
@@ -74,68 +75,61 @@ def test_a_partition_without_its_key_waits_and_others_are_served(
     async def read(broker: Broker, topic: str) -> list[int]:
         return await broker.numbers(topic)
 
-    async def scenario() -> None:
-        data, encrypt = tmp_path / "data", f"file:{keys}"
-        async with standalone(data, encrypt=encrypt) as broker:
-            await broker.create_topic("plain-name")
-            await broker.create_topic("orders", encryption_key="orders")
-            for topic in ("plain-name", "orders"):
-                await broker.produce(topic, 7)
-                await broker.produce(topic, 8)
-        names = {path: json.loads(path.read_text())["log_id"] for path in data.rglob("log.json")}
-        put_back = without(keys, "orders")
-        told = ALARMS.rows()["sealed_away",]
-        async with standalone(data, led=False, encrypt=encrypt) as broker:
-            assert await until(lambda: read(broker, "plain-name")) == [7, 8]
-            broker.asks_again = False
-            with pytest.raises(NotLeader, match="keeps its replica of orders-0 closed: its key is missing"):
-                await broker.fetch("orders", 0, 2)
-            assert ALARMS.rows()["sealed_away",] == told + 1
-            await keeps_closed(broker, 1, 0)
-            put_back()
-            assert await until(lambda: read(broker, "orders")) == [7, 8]
-            await keeps_closed(broker, 0, 0)
-        async with standalone(data, led=False) as broker:  # and without --encrypt
-            broker.asks_again = False
-            with pytest.raises(NotLeader, match="keeps its replica of plain-name-0 closed: its key is missing"):
-                await broker.fetch("plain-name", 0, 2)
-            looked = await command(cluster, "status", "--bootstrap", broker.address)
-            assert (looked.return_value, "lacks the key of 2 partitions" in looked.output) == (0, True), looked.output
-            assert "2 without a leader, 2 not fully in sync" in looked.output
-            looked = await command(cluster, "status", "--json", "--bootstrap", broker.address)
-            (counted,) = json.loads(looked.stdout)["brokers"]
-            assert (counted["replicas"], counted["in_sync"]) == (2, 0)
-            waited = await command(cluster, "wait", "--in-sync", "--for", "0", "--bootstrap", broker.address)
-            assert (waited.return_value, "lacks the key of 2 partitions" in waited.output) == (1, True), waited.output
-            ready = await command(health, broker.address, "--ready")
-            assert (ready.return_value, "its key is missing or wrong" in ready.output) == (1, True), ready.output
-            with Admin(broker.address) as admin:
-                await asyncio.to_thread(admin.delete_topic, "orders")
-            await keeps_closed(broker, 1, 0)
-        assert {path: json.loads(path.read_text())["log_id"] for path in data.rglob("log.json")} == names
-        assert not list(data.rglob("aside-*"))
-
-    asyncio.run(scenario())
+    data, encrypt = tmp_path / "data", f"file:{keys}"
+    async with standalone(data, encrypt=encrypt) as broker:
+        await broker.create_topic("plain-name")
+        await broker.create_topic("orders", encryption_key="orders")
+        for topic in ("plain-name", "orders"):
+            await broker.produce(topic, 7)
+            await broker.produce(topic, 8)
+    names = {path: json.loads(path.read_text())["log_id"] for path in data.rglob("log.json")}
+    put_back = without(keys, "orders")
+    told = ALARMS.rows()["sealed_away",]
+    async with standalone(data, led=False, encrypt=encrypt) as broker:
+        assert await until(lambda: read(broker, "plain-name")) == [7, 8]
+        broker.asks_again = False
+        with pytest.raises(NotLeader, match="keeps its replica of orders-0 closed: its key is missing"):
+            await broker.fetch("orders", 0, 2)
+        assert ALARMS.rows()["sealed_away",] == told + 1
+        await keeps_closed(broker, 1, 0)
+        put_back()
+        assert await until(lambda: read(broker, "orders")) == [7, 8]
+        await keeps_closed(broker, 0, 0)
+    async with standalone(data, led=False) as broker:  # and without --encrypt
+        broker.asks_again = False
+        with pytest.raises(NotLeader, match="keeps its replica of plain-name-0 closed: its key is missing"):
+            await broker.fetch("plain-name", 0, 2)
+        looked = await command(cluster, "status", "--bootstrap", broker.address)
+        assert (looked.return_value, "lacks the key of 2 partitions" in looked.output) == (0, True), looked.output
+        assert "2 without a leader, 2 not fully in sync" in looked.output
+        looked = await command(cluster, "status", "--json", "--bootstrap", broker.address)
+        (counted,) = json.loads(looked.stdout)["brokers"]
+        assert (counted["replicas"], counted["in_sync"]) == (2, 0)
+        waited = await command(cluster, "wait", "--in-sync", "--for", "0", "--bootstrap", broker.address)
+        assert (waited.return_value, "lacks the key of 2 partitions" in waited.output) == (1, True), waited.output
+        ready = await command(health, broker.address, "--ready")
+        assert (ready.return_value, "its key is missing or wrong" in ready.output) == (1, True), ready.output
+        with Admin(broker.address) as admin:
+            await asyncio.to_thread(admin.delete_topic, "orders")
+        await keeps_closed(broker, 1, 0)
+    assert {path: json.loads(path.read_text())["log_id"] for path in data.rglob("log.json")} == names
+    assert not list(data.rglob("aside-*"))
 
 
-def test_a_topic_with_a_key_that_the_broker_lacks_is_not_made(tmp_path: Path, keys: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path / "sealed", encrypt=f"file:{keys}") as broker:
-            with pytest.raises(InvalidSetting, match="broker 1 has no key called 'nokey': make it with"):
-                await broker.create_topic("t", encryption_key="nokey")
-            await broker.create_topic("orders", encryption_key="orders")
-            with pytest.raises(InvalidSetting, match="encryption_key cannot be changed"):
-                await broker.ask(
-                    "AlterTopic", pb.AlterTopicRequest(name="orders", settings={"encryption_key": "nokey"})
-                )
-            await broker.create_topic("on-no-disk", encryption_key="nokey", durability="memory")
-            assert {topic.name for topic in (await broker.metadata()).topics} == {"orders", "on-no-disk"}
-        async with standalone(tmp_path / "plain") as broker:
-            with pytest.raises(InvalidSetting, match="broker 1 has no key called 'orders': it was given no keys"):
-                await broker.create_topic("t", encryption_key="orders")
-            assert not (await broker.metadata()).topics
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_topic_with_a_key_that_the_broker_lacks_is_not_made(tmp_path: Path, keys: Path) -> None:
+    async with standalone(tmp_path / "sealed", encrypt=f"file:{keys}") as broker:
+        with pytest.raises(InvalidSetting, match="broker 1 has no key called 'nokey': make it with"):
+            await broker.create_topic("t", encryption_key="nokey")
+        await broker.create_topic("orders", encryption_key="orders")
+        with pytest.raises(InvalidSetting, match="encryption_key cannot be changed"):
+            await broker.ask("AlterTopic", pb.AlterTopicRequest(name="orders", settings={"encryption_key": "nokey"}))
+        await broker.create_topic("on-no-disk", encryption_key="nokey", durability="memory")
+        assert {topic.name for topic in (await broker.metadata()).topics} == {"orders", "on-no-disk"}
+    async with standalone(tmp_path / "plain") as broker:
+        with pytest.raises(InvalidSetting, match="broker 1 has no key called 'orders': it was given no keys"):
+            await broker.create_topic("t", encryption_key="orders")
+        assert not (await broker.metadata()).topics
 
 
 def test_a_broker_refuses_keys_that_are_of_no_use(tmp_path: Path, keys: Path) -> None:

@@ -34,12 +34,13 @@ from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidSetting, PermissionDenied
 from mq_protocol.versions import ours
+from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, shared, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.test_versions import Registered
 from tests.mq_broker.coordination.wire import LASTING_MS, Heard
 from tests.securing import HOST, Certs
-from tests.virtual.world import in_virtual_time, the_world
+from tests.virtual.world import the_world
 
 Making = Callable[[], CoordinationService]
 ROOT_NODE = "/floor"
@@ -87,80 +88,71 @@ async def running(*configs: BrokerConfig) -> AsyncIterator[list[Broker]]:
 
 
 @pytest.mark.usefixtures("named")
-def test_only_who_may_lowers_the_floor_and_a_broker_below_does_not_start(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with judging(tmp_path) as broker:
-            root, etl = As(broker, ROOT), As(broker, "User:etl")
-            for method, request in (
-                ("SecurityFloor", pb.SecurityFloorRequest()),
-                ("AlterSecurityFloor", alter(add=("authorize",))),
-            ):
-                with pytest.raises(PermissionDenied):
-                    await etl.ask(method, request)
-            answer = await root.ask("AlterSecurityFloor", alter(add=("authorize",)))
-            assert (list(answer.before), list(answer.demands)) == ([], ["authorize"])
-            assert list((await root.metadata()).security_floor) == ["authorize"]
+@virtual_time
+async def test_only_who_may_lowers_the_floor_and_a_broker_below_does_not_start(tmp_path: Path) -> None:
+    async with judging(tmp_path) as broker:
+        root, etl = As(broker, ROOT), As(broker, "User:etl")
+        for method, request in (
+            ("SecurityFloor", pb.SecurityFloorRequest()),
+            ("AlterSecurityFloor", alter(add=("authorize",))),
+        ):
             with pytest.raises(PermissionDenied):
-                await etl.ask("AlterSecurityFloor", alter(remove=("authorize",)))
-            config = broker.config
-        below = dataclasses.replace(config, authorize=False)
-        await does_not_start(below, InvalidSetting, "does not offer authorize: start it .* or with --authorize ")
-        async with running(config) as (broker,):
-            root = As(broker, ROOT)
-            assert await floor_of(root) == ["authorize"]
-            await root.ask("AlterSecurityFloor", alter(remove=("authorize",)))
-            assert await floor_of(root) == []
-        async with running(below) as (broker,):
-            assert await floor_of(broker) == []
-        lines = (tmp_path / "audit.log").read_text()
-        assert '"authorize -> nothing"' in lines
-        assert lines.count('"User:etl"') == 3  # what was denied
-
-    in_virtual_time(main())
+                await etl.ask(method, request)
+        answer = await root.ask("AlterSecurityFloor", alter(add=("authorize",)))
+        assert (list(answer.before), list(answer.demands)) == ([], ["authorize"])
+        assert list((await root.metadata()).security_floor) == ["authorize"]
+        with pytest.raises(PermissionDenied):
+            await etl.ask("AlterSecurityFloor", alter(remove=("authorize",)))
+        config = broker.config
+    below = dataclasses.replace(config, authorize=False)
+    await does_not_start(below, InvalidSetting, "does not offer authorize: start it .* or with --authorize ")
+    async with running(config) as (broker,):
+        root = As(broker, ROOT)
+        assert await floor_of(root) == ["authorize"]
+        await root.ask("AlterSecurityFloor", alter(remove=("authorize",)))
+        assert await floor_of(root) == []
+    async with running(below) as (broker,):
+        assert await floor_of(broker) == []
+    lines = (tmp_path / "audit.log").read_text()
+    assert '"authorize -> nothing"' in lines
+    assert lines.count('"User:etl"') == 3  # what was denied
 
 
 @pytest.mark.usefixtures("named")
-def test_what_cannot_be_demanded_is_refused_whole(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with judging(tmp_path) as broker:
-            root = As(broker, ROOT)
-            for request, told in (
-                (alter(), "nothing is named"),
-                (alter(add=("authorize", "autorize")), "did you mean 'authorize'"),
-                (alter(add=("authorize", "tls")), "broker 1 does not offer tls. To offer it, start it with --certs"),
-                (alter(add=("authorize", "zk_auth")), "--zookeeper-auth"),
-                (alter(add=("authorize",), remove=("authorize",)), "choose one"),
-            ):
-                with pytest.raises(InvalidRequest, match=told):
-                    await root.ask("AlterSecurityFloor", request)
-                assert await floor_of(root) == []
-
-    in_virtual_time(main())
+@virtual_time
+async def test_what_cannot_be_demanded_is_refused_whole(tmp_path: Path) -> None:
+    async with judging(tmp_path) as broker:
+        root = As(broker, ROOT)
+        for request, told in (
+            (alter(), "nothing is named"),
+            (alter(add=("authorize", "autorize")), "did you mean 'authorize'"),
+            (alter(add=("authorize", "tls")), "broker 1 does not offer tls. To offer it, start it with --certs"),
+            (alter(add=("authorize", "zk_auth")), "--zookeeper-auth"),
+            (alter(add=("authorize",), remove=("authorize",)), "choose one"),
+        ):
+            with pytest.raises(InvalidRequest, match=told):
+                await root.ask("AlterSecurityFloor", request)
+            assert await floor_of(root) == []
 
 
-def test_no_port_in_plain_text_is_served_where_tls_is_demanded(tmp_path: Path) -> None:
+@real_time
+async def test_no_port_in_plain_text_is_served_where_tls_is_demanded(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs", 1)
     root = Principal.parse("User:admin")
-
-    async def main() -> None:
-        data = CoordinationService(FileStore(tmp_path / "data"))
-        await data.start(Heard())
-        await data.security.write({"floor": (-1, b'{"demands":["tls","authorize"]}')})
-        await data.stop()
-        secure = BrokerConfig(1, f"{HOST}:0", tmp_path / "data", certs=certs.path, superusers=(root,))
-        beside = dataclasses.replace(secure, also_plaintext=f"{HOST}:0", authorize=True)
-        plain = BrokerConfig(1, f"{HOST}:0", tmp_path / "data", authorize=True)
-        for below in (beside, plain):
-            await does_not_start(
-                below, InvalidSetting, "offer tls: start it with --certs DIR and without --also-plaintext"
-            )
-        with_tokens = dataclasses.replace(secure, grpc=f"{HOST}:0", grpc_token=f"{HOST}:0")  # over TLS, too
-        measured = dataclasses.replace(secure, http=f"{HOST}:{free_port(HOST)}")  # and so are metrics
-        for kept in (secure, with_tokens, measured):
-            async with running(kept):
-                pass
-
-    asyncio.run(main())
+    data = CoordinationService(FileStore(tmp_path / "data"))
+    await data.start(Heard())
+    await data.security.write({"floor": (-1, b'{"demands":["tls","authorize"]}')})
+    await data.stop()
+    secure = BrokerConfig(1, f"{HOST}:0", tmp_path / "data", certs=certs.path, superusers=(root,))
+    beside = dataclasses.replace(secure, also_plaintext=f"{HOST}:0", authorize=True)
+    plain = BrokerConfig(1, f"{HOST}:0", tmp_path / "data", authorize=True)
+    for below in (beside, plain):
+        await does_not_start(below, InvalidSetting, "offer tls: start it with --certs DIR and without --also-plaintext")
+    with_tokens = dataclasses.replace(secure, grpc=f"{HOST}:0", grpc_token=f"{HOST}:0")  # over TLS, too
+    measured = dataclasses.replace(secure, http=f"{HOST}:{free_port(HOST)}")  # and so are metrics
+    for kept in (secure, with_tokens, measured):
+        async with running(kept):
+            pass
 
 
 def test_a_copied_certificate_starts_no_broker_of_another_id(tmp_path: Path) -> None:
@@ -172,32 +164,30 @@ def test_a_copied_certificate_starts_no_broker_of_another_id(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("named")
-def test_one_broker_that_offers_less_or_is_absent_keeps_the_floor_down(tmp_path: Path) -> None:
-    async def main() -> None:
-        make = shared("", LASTING_MS, ROOT_NODE)
-        first, second = (
-            a_broker(1, tmp_path / "1", make, authorize=True),
-            a_broker(2, tmp_path / "2", make),
-        )
-        async with running(first) as (broker,):
-            root = As(broker, ROOT)
-            async with running(second):
-                await until(lambda: _live(broker, 2))
-                await root.create_topic("t", replicas=2)
-                with pytest.raises(InvalidRequest, match="broker 2 does not offer authorize"):
-                    await root.ask("AlterSecurityFloor", alter(add=("authorize",), force=True))
-            await until(lambda: _live(broker, 1))
-            with pytest.raises(InvalidRequest, match=r"brokers \[2\] hold replicas and are not registered"):
-                await root.ask("AlterSecurityFloor", alter(add=("authorize",)))
-            assert await floor_of(root) == []
-            answer = await root.ask("AlterSecurityFloor", alter(add=("authorize",), force=True))
-            assert (list(answer.demands), list(answer.absent)) == (["authorize"], [2])
-            await does_not_start(second, InvalidSetting, "does not offer authorize")
-            assert await _live(broker, 1)
-            async with running(dataclasses.replace(second, authorize=True)):
-                await until(lambda: _live(broker, 2))
-
-    in_virtual_time(main())
+@virtual_time
+async def test_one_broker_that_offers_less_or_is_absent_keeps_the_floor_down(tmp_path: Path) -> None:
+    make = shared("", LASTING_MS, ROOT_NODE)
+    first, second = (
+        a_broker(1, tmp_path / "1", make, authorize=True),
+        a_broker(2, tmp_path / "2", make),
+    )
+    async with running(first) as (broker,):
+        root = As(broker, ROOT)
+        async with running(second):
+            await until(lambda: _live(broker, 2))
+            await root.create_topic("t", replicas=2)
+            with pytest.raises(InvalidRequest, match="broker 2 does not offer authorize"):
+                await root.ask("AlterSecurityFloor", alter(add=("authorize",), force=True))
+        await until(lambda: _live(broker, 1))
+        with pytest.raises(InvalidRequest, match=r"brokers \[2\] hold replicas and are not registered"):
+            await root.ask("AlterSecurityFloor", alter(add=("authorize",)))
+        assert await floor_of(root) == []
+        answer = await root.ask("AlterSecurityFloor", alter(add=("authorize",), force=True))
+        assert (list(answer.demands), list(answer.absent)) == (["authorize"], [2])
+        await does_not_start(second, InvalidSetting, "does not offer authorize")
+        assert await _live(broker, 1)
+        async with running(dataclasses.replace(second, authorize=True)):
+            await until(lambda: _live(broker, 2))
 
 
 async def _live(root: Broker, count: int) -> bool:
@@ -205,68 +195,61 @@ async def _live(root: Broker, count: int) -> bool:
 
 
 @pytest.mark.usefixtures("named")
-def test_a_broker_that_runs_below_the_floor_stops(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_broker_that_runs_below_the_floor_stops(tmp_path: Path) -> None:
     """As if it had been registered just when the floor was raised."""
-
-    async def main() -> None:
-        make = shared("", LASTING_MS, ROOT_NODE)
-        async with contextlib.AsyncExitStack() as undo:
-            below = Broker(a_broker(2, tmp_path / "2", make))
-            undo.push_async_callback(below.abandon)
-            await below.start()
-            service = the_world().zookeeper(ROOT_NODE, 0)
-            service.apply([Make("security/floor", b'{"demands":["authorize"]}'), Put("security/changes", b"")], None)
-            error = await ended(below)
-            assert isinstance(error, InvalidSetting), error
-
-    in_virtual_time(main())
+    make = shared("", LASTING_MS, ROOT_NODE)
+    async with contextlib.AsyncExitStack() as undo:
+        below = Broker(a_broker(2, tmp_path / "2", make))
+        undo.push_async_callback(below.abandon)
+        await below.start()
+        service = the_world().zookeeper(ROOT_NODE, 0)
+        service.apply([Make("security/floor", b'{"demands":["authorize"]}'), Put("security/changes", b"")], None)
+        error = await ended(below)
+        assert isinstance(error, InvalidSetting), error
 
 
 @pytest.mark.cluster
-def test_nodes_that_others_may_write_are_refused_where_the_floor_demands_it(zookeeper: str, tmp_path: Path) -> None:
+@real_time
+async def test_nodes_that_others_may_write_are_refused_where_the_floor_demands_it(
+    zookeeper: str, tmp_path: Path
+) -> None:
     credential = tmp_path / "zookeeper.auth"
     Credential.make(credential)
     ours_ = Credential.read(credential)
     root = f"/{tmp_path.name}"
-
-    async def main() -> None:
-        make = lambda: CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root=root, credential=ours_))  # noqa: E731
-        config = dataclasses.replace(a_broker(1, tmp_path / "1", make), zookeeper_auth=credential)
-        async with running(config) as (broker,):
-            answer = await broker.ask("AlterSecurityFloor", alter(add=("zk_auth",)))
-            assert list(answer.demands) == ["zk_auth"]
-        with_auth = KazooClient(zookeeper, auth_data=[ours_.auth])
-        await asyncio.to_thread(with_auth.start)
-        await asyncio.to_thread(with_auth.set_acls, root, OPEN_ACL_UNSAFE)
-        await does_not_start(config, InvalidSetting, "are open to others than its brokers: .* secure-zookeeper")
-        await asyncio.to_thread(with_auth.set_acls, root, ours_.acl)
-        async with running(config):
-            pass
-        with_auth.stop()
-        with_auth.close()
-
-    asyncio.run(main())
+    make = lambda: CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root=root, credential=ours_))  # noqa: E731
+    config = dataclasses.replace(a_broker(1, tmp_path / "1", make), zookeeper_auth=credential)
+    async with running(config) as (broker,):
+        answer = await broker.ask("AlterSecurityFloor", alter(add=("zk_auth",)))
+        assert list(answer.demands) == ["zk_auth"]
+    with_auth = KazooClient(zookeeper, auth_data=[ours_.auth])
+    await asyncio.to_thread(with_auth.start)
+    await asyncio.to_thread(with_auth.set_acls, root, OPEN_ACL_UNSAFE)
+    await does_not_start(config, InvalidSetting, "are open to others than its brokers: .* secure-zookeeper")
+    await asyncio.to_thread(with_auth.set_acls, root, ours_.acl)
+    async with running(config):
+        pass
+    with_auth.stop()
+    with_auth.close()
 
 
 @pytest.mark.cluster
-def test_zk_auth_is_not_demanded_before_the_nodes_are_closed(zookeeper: str, tmp_path: Path) -> None:
+@real_time
+async def test_zk_auth_is_not_demanded_before_the_nodes_are_closed(zookeeper: str, tmp_path: Path) -> None:
     credential = tmp_path / "zookeeper.auth"
     Credential.make(credential)
     root = f"/{tmp_path.name}"
-
-    async def main() -> None:
-        begun = CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root=root))  # without a credential, so open
-        await begun.start(Heard())
-        await begun.stop()
-        make = lambda: CoordinationService(  # noqa: E731
-            ZooKeeperStore(zookeeper, LASTING_MS, root=root, credential=Credential.read(credential))
-        )
-        config = dataclasses.replace(a_broker(1, tmp_path / "1", make), zookeeper_auth=credential)
-        async with running(config) as (broker,):
-            with pytest.raises(InvalidRequest, match="are not closed yet: `tritonmq cluster secure-zookeeper`"):
-                await broker.ask("AlterSecurityFloor", alter(add=("zk_auth",)))
-
-    asyncio.run(main())
+    begun = CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root=root))  # without a credential, so open
+    await begun.start(Heard())
+    await begun.stop()
+    make = lambda: CoordinationService(  # noqa: E731
+        ZooKeeperStore(zookeeper, LASTING_MS, root=root, credential=Credential.read(credential))
+    )
+    config = dataclasses.replace(a_broker(1, tmp_path / "1", make), zookeeper_auth=credential)
+    async with running(config) as (broker,):
+        with pytest.raises(InvalidRequest, match="are not closed yet: `tritonmq cluster secure-zookeeper`"):
+            await broker.ask("AlterSecurityFloor", alter(add=("zk_auth",)))
 
 
 # ---------------------------------------------------------------- what is read
@@ -346,38 +329,32 @@ async def clustered(
 AUTHORIZE = {"floor": (-1, b'{"demands":["authorize"]}')}
 
 
-def test_a_broker_below_the_floor_takes_no_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@real_time
+async def test_a_broker_below_the_floor_takes_no_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     me = BrokerRegistration(1, 1, "h:1", versions=ours(), judges=True)
     below = BrokerRegistration(2, 5, "h:2", peer_address="h:3", versions=ours())
-
-    async def main() -> None:
-        async with clustered(tmp_path, me, below, dataclasses.replace(me, broker=3)) as (cluster, floor, service):
-            await cluster.join()
-            assert sorted(cluster.brokers) == [1, 2, 3]
-            await service.security.write(AUTHORIZE)
-            await floor.refresh()
-            await cluster.join()
-            await cluster.join()
-            assert sorted(cluster.brokers) == [1, 3]
-            told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-            assert [line.partition(") ")[2] for line in told] == [
-                "is below the cluster's security floor, and takes no part: it does not offer authorize"
-            ]
-
-    asyncio.run(main())
+    async with clustered(tmp_path, me, below, dataclasses.replace(me, broker=3)) as (cluster, floor, service):
+        await cluster.join()
+        assert sorted(cluster.brokers) == [1, 2, 3]
+        await service.security.write(AUTHORIZE)
+        await floor.refresh()
+        await cluster.join()
+        await cluster.join()
+        assert sorted(cluster.brokers) == [1, 3]
+        told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert [line.partition(") ")[2] for line in told] == [
+            "is below the cluster's security floor, and takes no part: it does not offer authorize"
+        ]
 
 
-def test_a_broker_whose_session_was_lost_reads_the_floor_before_it_is_registered_again(tmp_path: Path) -> None:
+@real_time
+async def test_a_broker_whose_session_was_lost_reads_the_floor_before_it_is_registered_again(tmp_path: Path) -> None:
     me = BrokerRegistration(1, 1, "h:1", versions=ours())
-
-    async def main() -> None:
-        async with clustered(tmp_path, me) as (cluster, _, service):
+    async with clustered(tmp_path, me) as (cluster, _, service):
+        await cluster.join()
+        assert cluster.is_live(1, 1)
+        await service.security.write(AUTHORIZE)
+        cluster.hear(CoordinationEvent.SESSION_LOST)
+        with pytest.raises(InvalidSetting, match="authorize"):
             await cluster.join()
-            assert cluster.is_live(1, 1)
-            await service.security.write(AUTHORIZE)
-            cluster.hear(CoordinationEvent.SESSION_LOST)
-            with pytest.raises(InvalidSetting, match="authorize"):
-                await cluster.join()
-            assert not cluster.is_live(1, 1)
-
-    asyncio.run(main())
+        assert not cluster.is_live(1, 1)

@@ -23,6 +23,7 @@ from mq_protocol.methods import BROKER, Kind, Method
 from mq_protocol.pem import read
 from mq_protocol.secrets import digest_of, new_api_token
 from tests.by_grpc import from_call
+from tests.coroutines import real_time
 from tests.mq_broker.broker.by_token import Shown, over_tls
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, standalone, until
 from tests.mq_broker.broker.test_rights import OTHER, TOPIC, request_of
@@ -196,47 +197,38 @@ async def token_of(root: Broker, user: str) -> str:
     return token.reveal()
 
 
-def test_in_plain_text(tmp_path: Path) -> None:
+@real_time
+async def test_in_plain_text(tmp_path: Path) -> None:
     address = f"{HOST}:{free_port()}"
-
-    async def main() -> None:
-        async with standalone(tmp_path, grpc=address) as broker, aio.insecure_channel(address) as channel:
-            way = Way(Shown(broker.address), channel, address)
-            await compared(way, broker)
-            await names_grpc_addresses(way)
-
-    asyncio.run(main())
+    async with standalone(tmp_path, grpc=address) as broker, aio.insecure_channel(address) as channel:
+        way = Way(Shown(broker.address), channel, address)
+        await compared(way, broker)
+        await names_grpc_addresses(way)
 
 
-def test_with_a_certificate(tmp_path: Path) -> None:
+@real_time
+async def test_with_a_certificate(tmp_path: Path) -> None:
     address = f"{HOST}:{free_port()}"
-
-    async def main() -> None:
-        async with over_tls(tmp_path, grpc=address) as place, place.shown("admin") as root:
-            await _made(root)
-            for user in ("admin", "nobody"):
-                async with secured(place.certs, place.shown(user), address, user) as way:
-                    await compared(way, root if user == "admin" else None)
-                    await names_grpc_addresses(way)
-            with pytest.raises(AssertionError):  # whoever shows none is not let in by TLS itself
-                async with secured(place.certs, place.shown(), address) as way:
-                    await names_grpc_addresses(way)
-
-    asyncio.run(main())
+    async with over_tls(tmp_path, grpc=address) as place, place.shown("admin") as root:
+        await _made(root)
+        for user in ("admin", "nobody"):
+            async with secured(place.certs, place.shown(user), address, user) as way:
+                await compared(way, root if user == "admin" else None)
+                await names_grpc_addresses(way)
+        with pytest.raises(AssertionError):  # whoever shows none is not let in by TLS itself
+            async with secured(place.certs, place.shown(), address) as way:
+                await names_grpc_addresses(way)
 
 
-def test_with_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_with_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mq_broker.security.failures.FAILURES", 10_000)  # nobody waits for a refusal
     address = f"{HOST}:{free_port()}"
-
-    async def main() -> None:
-        async with over_tls(tmp_path, grpc_token=address) as place, place.shown("admin") as root:
-            await _made(root)
-            tokens = {user: await token_of(root, user) for user in ("admin", "nobody")}
-            for user, token in (*tokens.items(), ("", "tmq_none")):
-                async with secured(place.certs, place.shown(token=token), address, token=token) as way:
-                    await compared(way, root if user == "admin" else None)
-                    if user:
-                        await names_grpc_addresses(way)
-
-    asyncio.run(main())
+    async with over_tls(tmp_path, grpc_token=address) as place, place.shown("admin") as root:
+        await _made(root)
+        tokens = {user: await token_of(root, user) for user in ("admin", "nobody")}
+        for user, token in (*tokens.items(), ("", "tmq_none")):
+            async with secured(place.certs, place.shown(token=token), address, token=token) as way:
+                await compared(way, root if user == "admin" else None)
+                if user:
+                    await names_grpc_addresses(way)

@@ -36,11 +36,11 @@ from mq_protocol.errors import (
     Unreachable,
 )
 from mq_protocol.methods import PEER
+from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.channel import Channel
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, standalone, until
 from tests.mq_broker.broker.transactions.test_coordinator import KEY, decide, stage
 from tests.mq_broker.coordination.wire import LASTING_MS
-from tests.virtual.world import in_virtual_time
 
 
 class Lingering(CoordinationService):
@@ -222,15 +222,13 @@ def entries(
 # ---------------------------------------------------------------- the attacks
 
 
-def test_a_far_publish_without_batches_does_not_make_rows_vanish(zookeeper: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with victims(zookeeper, tmp_path) as cluster:
-            line = await stage(cluster[cluster.leader], 0, 1, 2)
-            await publish(cluster, pb.PublishRequest(topic="t", key=KEY, batch_id=(1 << 62)))
-            await until(lambda: decided(cluster, line))
-            assert await until(lambda: cluster[cluster.leader].numbers("t")) == [1, 2]
-
-    asyncio.run(scenario())
+@real_time
+async def test_a_far_publish_without_batches_does_not_make_rows_vanish(zookeeper: str, tmp_path: Path) -> None:
+    async with victims(zookeeper, tmp_path) as cluster:
+        line = await stage(cluster[cluster.leader], 0, 1, 2)
+        await publish(cluster, pb.PublishRequest(topic="t", key=KEY, batch_id=(1 << 62)))
+        await until(lambda: decided(cluster, line))
+        assert await until(lambda: cluster[cluster.leader].numbers("t")) == [1, 2]
 
 
 async def publish(cluster: Victims, request: pb.PublishRequest) -> None:
@@ -247,166 +245,152 @@ async def decided(cluster: Victims, line: pb.StagedBatches) -> bool:
     return False
 
 
-def test_staged_rows_are_not_published_by_a_stranger_before_their_decision(zookeeper: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with victims(zookeeper, tmp_path) as cluster:
-            line = await stage(cluster[cluster.leader], 0, 1, 2)
-            await publish(cluster, pb.PublishRequest(topic="t", key=KEY, batch_id=0, uuids=line.uuids))
-            assert await cluster[cluster.leader].end("t") == 0
-            assert await until(lambda: decided(cluster, line))
-            assert await until(lambda: cluster[cluster.leader].numbers("t")) == [1, 2]
+@real_time
+async def test_staged_rows_are_not_published_by_a_stranger_before_their_decision(
+    zookeeper: str, tmp_path: Path
+) -> None:
+    async with victims(zookeeper, tmp_path) as cluster:
+        line = await stage(cluster[cluster.leader], 0, 1, 2)
+        await publish(cluster, pb.PublishRequest(topic="t", key=KEY, batch_id=0, uuids=line.uuids))
+        assert await cluster[cluster.leader].end("t") == 0
+        assert await until(lambda: decided(cluster, line))
+        assert await until(lambda: cluster[cluster.leader].numbers("t")) == [1, 2]
 
-    asyncio.run(scenario())
+
+@real_time
+async def test_no_broker_ends_by_an_entry_that_does_not_follow(zookeeper: str, tmp_path: Path) -> None:
+    async with victims(zookeeper, tmp_path) as cluster:
+        for target in cluster.brokers:
+            speaker = 1 + target % 3
+            life = (await cluster.incarnations())[speaker]
+            await say(
+                cluster,
+                target,
+                *entries(
+                    cluster, epoch=cluster.epoch + 1, index=1_001, prev_epoch=-1, speaker=speaker, incarnation=life
+                ),
+            )
+        await cluster.are_well()
 
 
-def test_no_broker_ends_by_an_entry_that_does_not_follow(zookeeper: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with victims(zookeeper, tmp_path) as cluster:
-            for target in cluster.brokers:
-                speaker = 1 + target % 3
-                life = (await cluster.incarnations())[speaker]
-                await say(
+@real_time
+async def test_no_partition_ends_by_an_absurd_epoch(zookeeper: str, tmp_path: Path) -> None:
+    async with victims(zookeeper, tmp_path) as cluster:
+        await cluster[cluster.leader].produce("t", 1)
+        for target in cluster.brokers:
+            speaker = 1 + target % 3
+            life = (await cluster.incarnations())[speaker]
+            await say(
+                cluster,
+                target,
+                *entries(
                     cluster,
-                    target,
-                    *entries(
-                        cluster, epoch=cluster.epoch + 1, index=1_001, prev_epoch=-1, speaker=speaker, incarnation=life
-                    ),
-                )
-            await cluster.are_well()
-
-    asyncio.run(scenario())
-
-
-def test_no_partition_ends_by_an_absurd_epoch(zookeeper: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with victims(zookeeper, tmp_path) as cluster:
-            await cluster[cluster.leader].produce("t", 1)
-            for target in cluster.brokers:
-                speaker = 1 + target % 3
-                life = (await cluster.incarnations())[speaker]
-                await say(
-                    cluster,
-                    target,
-                    *entries(
-                        cluster,
-                        epoch=(1 << 32) - 1,
-                        index=3,
-                        prev_epoch=cluster.epoch,
-                        speaker=speaker,
-                        incarnation=life,
-                    ),
-                )
-            await cluster.are_well()
-
-    asyncio.run(scenario())
+                    epoch=(1 << 32) - 1,
+                    index=3,
+                    prev_epoch=cluster.epoch,
+                    speaker=speaker,
+                    incarnation=life,
+                ),
+            )
+        await cluster.are_well()
 
 
-def test_nothing_is_acknowledged_in_the_names_of_dead_followers(zookeeper: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with victims(zookeeper, tmp_path, leader=3, min_insync_replicas="2") as cluster:
-            await cluster[3].produce("t", 1)
-            lives = await cluster.incarnations()
-            for follower in cluster.followers:
-                cluster.coordination[follower].lingers = True
-                await cluster[follower].abandon()
-            producing = asyncio.create_task(cluster[3].produce("t", 2))
-            acks = [
-                pb.AppendAck(
-                    topic_id=cluster.topic.topic_id,
-                    partition=0,
-                    follower=follower,
-                    incarnation=lives[follower],
-                    leader_epoch=cluster.epoch,
-                    acknowledged_index=index,
-                    matched_index=index,
-                    sequence=1 << 40,
-                )
-                for follower in cluster.followers
-                for index in range(2, 6)
-            ]
-            for name in (0, *cluster.followers):
-                await Stranger(cluster, 3).link(name, lives.get(name, 1), pb.LinkHeader(ack=acks))
-            for follower in cluster.followers:
-                cluster.coordination[follower].lingers = False
-                await cluster.coordination[follower].stop()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(2.0):
-                    await asyncio.shield(asyncio.wait([producing]))
-            if producing.done():
-                with pytest.raises((NotEnoughReplicas, OutcomeUnknown)):
-                    producing.result()
-            producing.cancel()
-
-    asyncio.run(scenario())
+@real_time
+async def test_nothing_is_acknowledged_in_the_names_of_dead_followers(zookeeper: str, tmp_path: Path) -> None:
+    async with victims(zookeeper, tmp_path, leader=3, min_insync_replicas="2") as cluster:
+        await cluster[3].produce("t", 1)
+        lives = await cluster.incarnations()
+        for follower in cluster.followers:
+            cluster.coordination[follower].lingers = True
+            await cluster[follower].abandon()
+        producing = asyncio.create_task(cluster[3].produce("t", 2))
+        acks = [
+            pb.AppendAck(
+                topic_id=cluster.topic.topic_id,
+                partition=0,
+                follower=follower,
+                incarnation=lives[follower],
+                leader_epoch=cluster.epoch,
+                acknowledged_index=index,
+                matched_index=index,
+                sequence=1 << 40,
+            )
+            for follower in cluster.followers
+            for index in range(2, 6)
+        ]
+        for name in (0, *cluster.followers):
+            await Stranger(cluster, 3).link(name, lives.get(name, 1), pb.LinkHeader(ack=acks))
+        for follower in cluster.followers:
+            cluster.coordination[follower].lingers = False
+            await cluster.coordination[follower].stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await asyncio.shield(asyncio.wait([producing]))
+        if producing.done():
+            with pytest.raises((NotEnoughReplicas, OutcomeUnknown)):
+                producing.result()
+        producing.cancel()
 
 
-def test_readers_are_served_no_record_that_no_leader_wrote(zookeeper: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with victims(zookeeper, tmp_path, leader=1) as cluster:
-            await cluster[1].produce("t", 1)
-            lives = await cluster.incarnations()
-            for target in cluster.followers:
-                header, frame = entries(
-                    cluster, epoch=cluster.epoch, index=3, prev_epoch=cluster.epoch, speaker=1, incarnation=lives[1]
-                )
-                header.append[0].prev_index = 2
-                await say(cluster, target, header, frame)
-            for follower in cluster.followers:
-                with pytest.raises(TritonMQError):
-                    await cluster[follower].fetch("t", 1, 2)
-            await cluster.are_well()
-            assert 666 not in await cluster[cluster.leader].numbers("t")
-
-    asyncio.run(scenario())
+@real_time
+async def test_readers_are_served_no_record_that_no_leader_wrote(zookeeper: str, tmp_path: Path) -> None:
+    async with victims(zookeeper, tmp_path, leader=1) as cluster:
+        await cluster[1].produce("t", 1)
+        lives = await cluster.incarnations()
+        for target in cluster.followers:
+            header, frame = entries(
+                cluster, epoch=cluster.epoch, index=3, prev_epoch=cluster.epoch, speaker=1, incarnation=lives[1]
+            )
+            header.append[0].prev_index = 2
+            await say(cluster, target, header, frame)
+        for follower in cluster.followers:
+            with pytest.raises(TritonMQError):
+                await cluster[follower].fetch("t", 1, 2)
+        await cluster.are_well()
+        assert 666 not in await cluster[cluster.leader].numbers("t")
 
 
-def test_a_hello_of_a_far_life_does_not_part_two_brokers(zookeeper: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with victims(zookeeper, tmp_path, leader=1) as cluster:
-            for target in (2, 3):
-                await Stranger(cluster, target).link(1, 1 << 60, pb.LinkHeader(beat=pb.LinkBeat()))
-            await cluster.are_well()
-
-    asyncio.run(scenario())
+@real_time
+async def test_a_hello_of_a_far_life_does_not_part_two_brokers(zookeeper: str, tmp_path: Path) -> None:
+    async with victims(zookeeper, tmp_path, leader=1) as cluster:
+        for target in (2, 3):
+            await Stranger(cluster, target).link(1, 1 << 60, pb.LinkHeader(beat=pb.LinkBeat()))
+        await cluster.are_well()
 
 
 # ---------------------------------------------------------------- what holds of brokers too
 
 
-def test_a_publish_that_names_no_batch_is_refused_of_a_broker_too(zookeeper: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with victims(zookeeper, tmp_path, leader=3) as cluster:
-            service = cluster.coordination[1]
-            secret = await service.peer_secret()
-            assert secret is not None
-            calls = Calls(PeerProof(1, (await cluster.incarnations())[1], await service.cluster_id(), secret))
-            line = await stage(cluster[3], 0, 1)
-            address = cluster[3].address
-            for uuids, refused in (([], True), (line.uuids, False)):
-                request = pb.PublishRequest(topic="t", key=KEY, batch_id=0, uuids=uuids)
-                expected = pytest.raises(InvalidRequest, match="names none") if refused else contextlib.nullcontext()
-                with expected:
-                    deadline = asyncio.get_running_loop().time() + DEADLINE_S
-                    await calls.ask(address, "Publish", request, pb.PublishResponse, deadline)
-            await calls.close()
-            assert await cluster[3].numbers("t") == [1]
-
-    asyncio.run(scenario())
+@real_time
+async def test_a_publish_that_names_no_batch_is_refused_of_a_broker_too(zookeeper: str, tmp_path: Path) -> None:
+    async with victims(zookeeper, tmp_path, leader=3) as cluster:
+        service = cluster.coordination[1]
+        secret = await service.peer_secret()
+        assert secret is not None
+        calls = Calls(PeerProof(1, (await cluster.incarnations())[1], await service.cluster_id(), secret))
+        line = await stage(cluster[3], 0, 1)
+        address = cluster[3].address
+        for uuids, refused in (([], True), (line.uuids, False)):
+            request = pb.PublishRequest(topic="t", key=KEY, batch_id=0, uuids=uuids)
+            expected = pytest.raises(InvalidRequest, match="names none") if refused else contextlib.nullcontext()
+            with expected:
+                deadline = asyncio.get_running_loop().time() + DEADLINE_S
+                await calls.ask(address, "Publish", request, pb.PublishResponse, deadline)
+        await calls.close()
+        assert await cluster[3].numbers("t") == [1]
 
 
-def test_a_partition_whose_log_holds_an_absurd_epoch_is_healed_by_force(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            topic = await broker.create_topic("t")
-            await broker.produce("t", 1)
-        write_behind(tmp_path, topic.topic_id, Entry(3, (1 << 31) - 2, 1_000, MoveCursor("g", 1, "consumer")))
-        async with standalone(tmp_path) as broker:
-            request = pb.RecoverRequest(topic="t", partition=0, force=True)
-            await until(lambda: broker.ask("Recover", request))
-            await until(lambda: broker.produce("t", 2))
-            assert await broker.numbers("t") == [1, 2]
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_partition_whose_log_holds_an_absurd_epoch_is_healed_by_force(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        topic = await broker.create_topic("t")
+        await broker.produce("t", 1)
+    write_behind(tmp_path, topic.topic_id, Entry(3, (1 << 31) - 2, 1_000, MoveCursor("g", 1, "consumer")))
+    async with standalone(tmp_path) as broker:
+        request = pb.RecoverRequest(topic="t", partition=0, force=True)
+        await until(lambda: broker.ask("Recover", request))
+        await until(lambda: broker.produce("t", 2))
+        assert await broker.numbers("t") == [1, 2]
 
 
 def write_behind(data: Path, topic_id: str, entry: Entry) -> None:

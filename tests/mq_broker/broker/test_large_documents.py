@@ -20,60 +20,55 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_to_bytes
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.limits import MEMBERS_MAX, TOPIC_DOCUMENT_BYTES_MAX
+from tests.coroutines import real_time
 from tests.mq_broker.broker.cluster import Broker
 from tests.mq_broker.coordination.wire import LASTING_MS, Heard, id_of, state_of
 
 WIDE = pa.schema([pa.field(f"{n:04}" + "x" * 196, pa.int64()) for n in range(3_200)])
 
 
-def test_a_schema_that_zookeeper_does_not_take_is_refused_and_the_session_lives(zookeeper: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        config = BrokerConfig(
-            1, "127.0.0.1:0", tmp_path / "data", zookeeper=zookeeper + "/large-documents", session_timeout_ms=LASTING_MS
-        )
-        broker = await Broker(config).start()
-        try:
-            await broker.create_topic("t", schema=pa.schema(list(WIDE)[:2]))
-            says = "bytes in the coordination service, and at most 524288 are allowed: .* Give it fewer columns"
-            for _ in range(2):
-                with pytest.raises(InvalidRequest, match=says):
-                    await broker.create_topic("wide", schema=WIDE)
-                with pytest.raises(InvalidRequest, match=says):
-                    await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", schema=schema_to_bytes(WIDE)))
-            info = (await broker.ask("Metadata", pb.MetadataRequest(all_topics=True))).topics
-            assert [(topic.name, [p.leader for p in topic.partitions]) for topic in info] == [("t", [1])]
-            assert (await broker.create_topic("wide")).name == "wide", "nothing of it was left"
-        finally:
-            await broker.stop()
+@real_time
+async def test_a_schema_that_zookeeper_does_not_take_is_refused_and_the_session_lives(
+    zookeeper: str, tmp_path: Path
+) -> None:
+    config = BrokerConfig(
+        1, "127.0.0.1:0", tmp_path / "data", zookeeper=zookeeper + "/large-documents", session_timeout_ms=LASTING_MS
+    )
+    broker = await Broker(config).start()
+    try:
+        await broker.create_topic("t", schema=pa.schema(list(WIDE)[:2]))
+        says = "bytes in the coordination service, and at most 524288 are allowed: .* Give it fewer columns"
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match=says):
+                await broker.create_topic("wide", schema=WIDE)
+            with pytest.raises(InvalidRequest, match=says):
+                await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", schema=schema_to_bytes(WIDE)))
+        info = (await broker.ask("Metadata", pb.MetadataRequest(all_topics=True))).topics
+        assert [(topic.name, [p.leader for p in topic.partitions]) for topic in info] == [("t", [1])]
+        assert (await broker.create_topic("wide")).name == "wide", "nothing of it was left"
+    finally:
+        await broker.stop()
 
-    asyncio.run(scenario())
 
-
-def test_what_reaches_zookeeper_is_bounded_whoever_writes_it(zookeeper: str) -> None:
-    async def scenario() -> None:
-        service, heard = CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root="/bounded")), Heard()
-        await service.start(heard)
-        spec = TopicSpec("t", id_of("t"), ((1,),))
-        with pytest.raises(InvalidRequest, match="bytes are more than the coordination service takes"):
-            await service.create_topic(replace(spec, schema=b"x" * 800_000), (state_of(),))
-        await service.create_topic(spec, (state_of(),))
-        with pytest.raises(InvalidRequest, match="bytes are more than the coordination service takes"):
-            await service.update_topic(0, replace(spec, schema=b"x" * 800_000))
-        large = [
-            replace(state_of(), token="t" * 128, isr=tuple((b, "l" * 128) for b in range(1, MEMBERS_MAX + 1)))
-        ] * 300
-        await service.create_topic(TopicSpec("many", id_of("many"), ((1,),) * 300), (state_of(),) * 300)
-        written = await asyncio.gather(
-            *(service.write_state(id_of("many"), n, 0, state) for n, state in enumerate(large))
-        )
-        assert [version for _, version in written] == [1] * 300
-        assert await service.read_state(id_of("many"), 299) == (1, large[299])
-        assert heard.events == [
-            event for event in heard.events if "lost" not in event.value and "suspended" not in event.value
-        ]
-        await service.stop()
-
-    asyncio.run(scenario())
+@real_time
+async def test_what_reaches_zookeeper_is_bounded_whoever_writes_it(zookeeper: str) -> None:
+    service, heard = CoordinationService(ZooKeeperStore(zookeeper, LASTING_MS, root="/bounded")), Heard()
+    await service.start(heard)
+    spec = TopicSpec("t", id_of("t"), ((1,),))
+    with pytest.raises(InvalidRequest, match="bytes are more than the coordination service takes"):
+        await service.create_topic(replace(spec, schema=b"x" * 800_000), (state_of(),))
+    await service.create_topic(spec, (state_of(),))
+    with pytest.raises(InvalidRequest, match="bytes are more than the coordination service takes"):
+        await service.update_topic(0, replace(spec, schema=b"x" * 800_000))
+    large = [replace(state_of(), token="t" * 128, isr=tuple((b, "l" * 128) for b in range(1, MEMBERS_MAX + 1)))] * 300
+    await service.create_topic(TopicSpec("many", id_of("many"), ((1,),) * 300), (state_of(),) * 300)
+    written = await asyncio.gather(*(service.write_state(id_of("many"), n, 0, state) for n, state in enumerate(large)))
+    assert [version for _, version in written] == [1] * 300
+    assert await service.read_state(id_of("many"), 299) == (1, large[299])
+    assert heard.events == [
+        event for event in heard.events if "lost" not in event.value and "suspended" not in event.value
+    ]
+    await service.stop()
 
 
 def test_a_document_that_is_too_large_already_may_shrink() -> None:

@@ -19,6 +19,7 @@ from mq_protocol.envelope import Envelope
 from mq_protocol.errors import InvalidRequest, NotAuthenticated, PeerRefused, TritonMQError, Unreachable
 from mq_protocol.framing import PREAMBLE_BYTES, preamble
 from mq_protocol.methods import BROKER
+from tests.coroutines import real_time
 from tests.mq_broker.broker.by_token import over_tls
 from tests.mq_broker.broker.channel import Channel
 from tests.mq_broker.broker.cluster import DEADLINE_S, standalone, until
@@ -49,105 +50,95 @@ async def proof_of(made: Pair, broker: int) -> PeerProof:
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_clients_links_and_brokers_calls_come_to_one_port(secure: bool, zookeeper: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with pair(zookeeper, tmp_path, secure=secure) as made, made.to(user="admin") as client:
-            registered = (await made.coordination[1].brokers())[1]
-            assert registered.peer_address_for(tls=secure) == made[1].address
-            async with made.for_two(user="admin") as two:  # which broker 1 passes on, by a call of its own
-                await two.produce("t", 1)
+@real_time
+async def test_clients_links_and_brokers_calls_come_to_one_port(secure: bool, zookeeper: str, tmp_path: Path) -> None:
+    async with pair(zookeeper, tmp_path, secure=secure) as made, made.to(user="admin") as client:
+        registered = (await made.coordination[1].brokers())[1]
+        assert registered.peer_address_for(tls=secure) == made[1].address
+        async with made.for_two(user="admin") as two:  # which broker 1 passes on, by a call of its own
+            await two.produce("t", 1)
 
-                async def in_sync() -> bool:
-                    [topic] = (await client.metadata("t")).topics
-                    return sorted(topic.partitions[0].isr) == [1, 2]
+            async def in_sync() -> bool:
+                [topic] = (await client.metadata("t")).topics
+                return sorted(topic.partitions[0].isr) == [1, 2]
 
-                await until(in_sync)  # by links
-                await two.produce("t", 2)
-                assert await two.numbers("t") == [1, 2]
-
-    asyncio.run(main())
+            await until(in_sync)  # by links
+            await two.produce("t", 2)
+            assert await two.numbers("t") == [1, 2]
 
 
-def test_a_stranger_is_no_broker_and_who_shows_a_proof_of_another_cluster_neither(
+@real_time
+async def test_a_stranger_is_no_broker_and_who_shows_a_proof_of_another_cluster_neither(
     zookeeper: str, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with pair(zookeeper, tmp_path, secure=False) as made:
-            proof = await proof_of(made, 1)
-            address, later = made[2].address, asyncio.get_running_loop().time() + DEADLINE_S
-            request = pb.PublishRequest(topic="t")
-            ours, theirs = Calls(proof), Calls(PeerProof(1, proof.incarnation, "another", bytes(32)))
-            with pytest.raises(InvalidRequest, match="names none"):  # it is judged: that is the method's own word
-                await ours.ask(address, "Publish", request, pb.PublishResponse, later)
-            with pytest.raises(PeerRefused, match="check its --zookeeper"):
-                await theirs.ask(address, "Publish", request, pb.PublishResponse, later)
-            for calls in (ours, theirs):
-                await calls.close()
-            with pytest.raises(InvalidRequest, match="no method 'Publish'"):  # clients have none of that name
-                await Channel(address).ask("Publish", request.SerializeToString())
-            wire = await framed.connect(address)
-            wire.write(Envelope(pb.LinkHeader(beat=pb.LinkBeat())))
-            with pytest.raises(TritonMQError, match="a link begins with hello"):
-                await wire.hello()
-            wire.close()
-
-    asyncio.run(main())
+    async with pair(zookeeper, tmp_path, secure=False) as made:
+        proof = await proof_of(made, 1)
+        address, later = made[2].address, asyncio.get_running_loop().time() + DEADLINE_S
+        request = pb.PublishRequest(topic="t")
+        ours, theirs = Calls(proof), Calls(PeerProof(1, proof.incarnation, "another", bytes(32)))
+        with pytest.raises(InvalidRequest, match="names none"):  # it is judged: that is the method's own word
+            await ours.ask(address, "Publish", request, pb.PublishResponse, later)
+        with pytest.raises(PeerRefused, match="check its --zookeeper"):
+            await theirs.ask(address, "Publish", request, pb.PublishResponse, later)
+        for calls in (ours, theirs):
+            await calls.close()
+        with pytest.raises(InvalidRequest, match="no method 'Publish'"):  # clients have none of that name
+            await Channel(address).ask("Publish", request.SerializeToString())
+        wire = await framed.connect(address)
+        wire.write(Envelope(pb.LinkHeader(beat=pb.LinkBeat())))
+        with pytest.raises(TritonMQError, match="a link begins with hello"):
+            await wire.hello()
+        wire.close()
 
 
-def test_what_speaks_something_else_in_plain_text_is_told_so_and_sent_away(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with standalone(tmp_path) as broker:
-            for said in (HTTP, b"\x00" * 100):
-                answer = await heard(broker.address, said)
-                assert answer[:PREAMBLE_BYTES] == PREAMBLE
-                assert b"does not begin as a stream does" in answer
-            assert b"does not begin as a stream does" in await heard(broker.address, preamble()), "it holds no links"
-            async with aio.insecure_channel(broker.address) as channel:
-                ask = channel.unary_unary(BROKER.path("Metadata"), None, None)
-                with pytest.raises(aio.AioRpcError):
-                    await ask(b"", timeout=DEADLINE_S)
-            secured = ssl.create_default_context()
-            with pytest.raises(Unreachable):
-                await Channel(broker.address, secured).ask("Metadata", b"")
-            with pytest.raises(NotAuthenticated, match=r"^not authenticated$"):  # it was sent, and is not believed
-                await Channel(broker.address, token="tmq_" + "a" * 60).ask("Metadata", b"")
-            assert (await broker.metadata()).brokers, "all others are served as before"
-
-    asyncio.run(main())
-
-
-def test_over_tls_whoever_shows_nothing_is_told_what_to_show_and_plain_text_ends(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with over_tls(tmp_path) as place:
-            with pytest.raises(NotAuthenticated, match="neither a certificate nor a token was shown"):
-                await Channel(place.address, place.certs.tls()).ask("Metadata", b"")
-            answer = await heard(place.address, HTTP, place.certs.tls())
+@real_time
+async def test_what_speaks_something_else_in_plain_text_is_told_so_and_sent_away(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        for said in (HTTP, b"\x00" * 100):
+            answer = await heard(broker.address, said)
+            assert answer[:PREAMBLE_BYTES] == PREAMBLE
             assert b"does not begin as a stream does" in answer
-            for said in (HTTP, PREAMBLE, preamble()):
-                assert PREAMBLE not in await heard(place.address, said), "nothing is said in plain text"
-            with pytest.raises(Unreachable):
-                await Channel(place.address).ask("Metadata", b"")
-            async with place.shown("admin") as admin:
-                assert (await admin.metadata()).brokers
+        assert b"does not begin as a stream does" in await heard(broker.address, preamble()), "it holds no links"
+        async with aio.insecure_channel(broker.address) as channel:
+            ask = channel.unary_unary(BROKER.path("Metadata"), None, None)
+            with pytest.raises(aio.AioRpcError):
+                await ask(b"", timeout=DEADLINE_S)
+        secured = ssl.create_default_context()
+        with pytest.raises(Unreachable):
+            await Channel(broker.address, secured).ask("Metadata", b"")
+        with pytest.raises(NotAuthenticated, match=r"^not authenticated$"):  # it was sent, and is not believed
+            await Channel(broker.address, token="tmq_" + "a" * 60).ask("Metadata", b"")
+        assert (await broker.metadata()).brokers, "all others are served as before"
 
-    asyncio.run(main())
+
+@real_time
+async def test_over_tls_whoever_shows_nothing_is_told_what_to_show_and_plain_text_ends(tmp_path: Path) -> None:
+    async with over_tls(tmp_path) as place:
+        with pytest.raises(NotAuthenticated, match="neither a certificate nor a token was shown"):
+            await Channel(place.address, place.certs.tls()).ask("Metadata", b"")
+        answer = await heard(place.address, HTTP, place.certs.tls())
+        assert b"does not begin as a stream does" in answer
+        for said in (HTTP, PREAMBLE, preamble()):
+            assert PREAMBLE not in await heard(place.address, said), "nothing is said in plain text"
+        with pytest.raises(Unreachable):
+            await Channel(place.address).ask("Metadata", b"")
+        async with place.shown("admin") as admin:
+            assert (await admin.metadata()).brokers
 
 
-def test_clients_above_their_number_are_refused_and_told_so(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with standalone(tmp_path, connections_max=2) as broker:
-            async with broker.subscribing() as one, broker.subscribing() as two:
-                for each in (one, two):
-                    await each.say(credit=pb.SubscribeCredit(bytes=1))
+@real_time
+async def test_clients_above_their_number_are_refused_and_told_so(tmp_path: Path) -> None:
+    async with standalone(tmp_path, connections_max=2) as broker:
+        async with broker.subscribing() as one, broker.subscribing() as two:
+            for each in (one, two):
+                await each.say(credit=pb.SubscribeCredit(bytes=1))
 
-                async def refused() -> bool:
-                    try:
-                        await broker.metadata()
-                    except TritonMQError as error:
-                        return "as many as it takes" in str(error)
-                    return False
+            async def refused() -> bool:
+                try:
+                    await broker.metadata()
+                except TritonMQError as error:
+                    return "as many as it takes" in str(error)
+                return False
 
-                await until(refused)
-            await until(broker.metadata)
-
-    asyncio.run(main())
+            await until(refused)
+        await until(broker.metadata)

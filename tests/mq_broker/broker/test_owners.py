@@ -14,12 +14,12 @@ import pytest
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, PermissionDenied
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.queues.members import Member, ranges
 from tests.mq_broker.broker.queues.spoken import ack, speaking
 from tests.mq_broker.broker.test_cursors import cursors, is_at, move
-from tests.virtual.world import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -66,7 +66,8 @@ async def is_led_and_at(broker: Broker, offset: int) -> bool:
     return bool(await broker.end("t")) and await is_at(broker, offset)
 
 
-def test_a_querys_cursor_is_moved_by_its_user_and_by_a_superuser_who_does_not_take_it(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_querys_cursor_is_moved_by_its_user_and_by_a_superuser_who_does_not_take_it(tmp_path: Path) -> None:
     attempts: list[dict[str, Any]] = [
         {},
         {"kind": "consumer", "member_id": "m"},
@@ -74,69 +75,62 @@ def test_a_querys_cursor_is_moved_by_its_user_and_by_a_superuser_who_does_not_ta
         {"kind": "", "reset": True},
         {"kind": "", "reset": True, "unless_read": True},
     ]
-
-    async def main() -> None:
-        async with with_both(tmp_path) as (root, ann, bob):
-            await moved(root, 1, reset=True)  # before the query is there
-            await moved(ann, 4)
-            await moved(root, 5)
-            await moved(root, 3, kind="", reset=True)
-            for fields in attempts:
-                with pytest.raises(PermissionDenied, match="query of another user"):
-                    await moved(bob, 9, **fields)
-                assert await cursors(root) == [(3, "spark")], fields
-            await moved(ann, 2)
-            await moved(ann, 6, reset=True)
-            assert await cursors(root) == [(6, "spark")]
-            reason = "the cursor is of another user's query, who moved it first"
-            expected = [(BOB, "MoveCursors", "Read", "group 'g'", reason)] * len(attempts)
-            await until(lambda: are_denied(tmp_path, expected))
-
-    in_virtual_time(main())
+    async with with_both(tmp_path) as (root, ann, bob):
+        await moved(root, 1, reset=True)  # before the query is there
+        await moved(ann, 4)
+        await moved(root, 5)
+        await moved(root, 3, kind="", reset=True)
+        for fields in attempts:
+            with pytest.raises(PermissionDenied, match="query of another user"):
+                await moved(bob, 9, **fields)
+            assert await cursors(root) == [(3, "spark")], fields
+        await moved(ann, 2)
+        await moved(ann, 6, reset=True)
+        assert await cursors(root) == [(6, "spark")]
+        reason = "the cursor is of another user's query, who moved it first"
+        expected = [(BOB, "MoveCursors", "Read", "group 'g'", reason)] * len(attempts)
+        await until(lambda: are_denied(tmp_path, expected))
 
 
-def test_nobody_else_consumes_in_the_group_of_a_query(tmp_path: Path) -> None:
+@virtual_time
+async def test_nobody_else_consumes_in_the_group_of_a_query(tmp_path: Path) -> None:
     """What it settles would move the query's cursor."""
-
-    async def main() -> None:
-        async with with_both(tmp_path) as (root, ann, bob):
-            await moved(ann, 4)
-            async with bob.subscribing() as theirs:
-                await theirs.open("t", group="g", member="m", earliest=True)
-                [opened] = await theirs.read_opened()
-                error = from_wire(opened.error)
-                assert isinstance(error, PermissionDenied)
-                assert "query of another user" in str(error)
-            reason = "the cursor is of another user's query, who moved it first"
-            await until(lambda: are_denied(tmp_path, [(BOB, "Subscribe", "Read", "group 'g'", reason)]))
-            async with ann.subscribing() as mine:
-                await mine.open("t", group="g", member="m", earliest=True)
-                [opened] = await mine.read_opened()
-                assert (opened.active, opened.offset) == (True, 4)
-                await mine.read_numbers(10)
-                await mine.settle("t", 10)
-                await until(lambda: is_at(root, 10))
-            assert await cursors(root) == [(10, "consumer")]
-            with pytest.raises(InvalidRequest, match="one of consumers"):
-                await moved(bob, 9)
-
-    in_virtual_time(main())
+    async with with_both(tmp_path) as (root, ann, bob):
+        await moved(ann, 4)
+        async with bob.subscribing() as theirs:
+            await theirs.open("t", group="g", member="m", earliest=True)
+            [opened] = await theirs.read_opened()
+            error = from_wire(opened.error)
+            assert isinstance(error, PermissionDenied)
+            assert "query of another user" in str(error)
+        reason = "the cursor is of another user's query, who moved it first"
+        await until(lambda: are_denied(tmp_path, [(BOB, "Subscribe", "Read", "group 'g'", reason)]))
+        async with ann.subscribing() as mine:
+            await mine.open("t", group="g", member="m", earliest=True)
+            [opened] = await mine.read_opened()
+            assert (opened.active, opened.offset) == (True, 4)
+            await mine.read_numbers(10)
+            await mine.settle("t", 10)
+            await until(lambda: is_at(root, 10))
+        assert await cursors(root) == [(10, "consumer")]
+        with pytest.raises(InvalidRequest, match="one of consumers"):
+            await moved(bob, 9)
 
 
-def test_owners_of_cursors_outlast_the_broker_and_do_not_count_where_rights_are_not_judged(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with with_both(tmp_path) as (_, ann, _bob):
-            await moved(ann, 4)
-        async with with_both(tmp_path) as (root, ann, bob):
-            await until(lambda: is_led_and_at(root, 4))
-            with pytest.raises(PermissionDenied):
-                await moved(bob, 5)
-            await moved(ann, 5)
-        async with standalone(tmp_path) as broker:
-            await until(lambda: is_led_and_at(broker, 5))
-            await moved(broker, 6)
-
-    in_virtual_time(main())
+@virtual_time
+async def test_owners_of_cursors_outlast_the_broker_and_do_not_count_where_rights_are_not_judged(
+    tmp_path: Path,
+) -> None:
+    async with with_both(tmp_path) as (_, ann, _bob):
+        await moved(ann, 4)
+    async with with_both(tmp_path) as (root, ann, bob):
+        await until(lambda: is_led_and_at(root, 4))
+        with pytest.raises(PermissionDenied):
+            await moved(bob, 5)
+        await moved(ann, 5)
+    async with standalone(tmp_path) as broker:
+        await until(lambda: is_led_and_at(broker, 5))
+        await moved(broker, 6)
 
 
 # ---------------------------------------------------------------- members
@@ -148,24 +142,21 @@ async def members_of(root: Broker) -> list[tuple[str, int]]:
     return [(each.member, each.records) for each in told.members]
 
 
-def test_nobody_else_settles_what_a_member_was_lent(tmp_path: Path) -> None:
+@virtual_time
+async def test_nobody_else_settles_what_a_member_was_lent(tmp_path: Path) -> None:
     """Not at a later leader either, which knows no keys: whose a lease is, is in the journal."""
-
-    async def main() -> None:
-        async with with_both(tmp_path, queue=True) as (root, ann, bob):
-            lent = await Member(ann, "m").lease(4, member_key=KEY)
-            assert ranges(lent) == [0, 4]
-            await _stays_anns(bob, lent.lease)
-            assert await members_of(root) == [("m", 4)]
-        async with with_both(tmp_path, queue=True) as (root, ann, bob):
-            await until(lambda: members_of(root))
-            await _stays_anns(bob, lent.lease)
-            held = await Member(ann, "m").lease(0, member_key=KEY, held=[lent.lease])
-            assert not held.gone, "the member goes on with what it has"
-            await Member(ann, "m").ack(lent.lease, 0, 4)
-            assert await members_of(root) == []
-
-    in_virtual_time(main())
+    async with with_both(tmp_path, queue=True) as (root, ann, bob):
+        lent = await Member(ann, "m").lease(4, member_key=KEY)
+        assert ranges(lent) == [0, 4]
+        await _stays_anns(bob, lent.lease)
+        assert await members_of(root) == [("m", 4)]
+    async with with_both(tmp_path, queue=True) as (root, ann, bob):
+        await until(lambda: members_of(root))
+        await _stays_anns(bob, lent.lease)
+        held = await Member(ann, "m").lease(0, member_key=KEY, held=[lent.lease])
+        assert not held.gone, "the member goes on with what it has"
+        await Member(ann, "m").ack(lent.lease, 0, 4)
+        assert await members_of(root) == []
 
 
 async def _stays_anns(bob: As, lease: pb.LeaseId) -> None:
@@ -177,96 +168,87 @@ async def _stays_anns(bob: As, lease: pb.LeaseId) -> None:
     assert [list(answer.lost) for answer in lent.answers] == [[0, 4]]
 
 
-def test_nobody_else_takes_a_members_place(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with with_both(tmp_path, queue=True) as (_, ann, bob), speaking(ann) as at_work, speaking(bob) as other:
-            await at_work.open(member="m", records=4)
-            mine = await at_work.lease()
-            await other.open(member="m", records=3, key=OTHER_KEY)
-            theirs = await other.lease()
-            assert (ranges(mine), ranges(theirs)) == ([0, 4], [4, 3])
-            await other.settle(ack(mine.lease, 0, 4))
-            answered = await other.hear(lambda said: said.answers)
-            assert list(answered.answers[0].answer.lost) == [0, 4]
-            asked = await Member(bob, "m").lease(1, member_key=OTHER_KEY)  # ends the session of bob's, not ann's
-            assert ranges(asked)
-            await at_work.settle(ack(mine.lease, 0, 4))
-            answered = await at_work.hear(lambda said: said.answers)
-            assert answered.answers[0].answer == pb.SettleAnswer()
-
-    in_virtual_time(main())
+@virtual_time
+async def test_nobody_else_takes_a_members_place(tmp_path: Path) -> None:
+    async with with_both(tmp_path, queue=True) as (_, ann, bob), speaking(ann) as at_work, speaking(bob) as other:
+        await at_work.open(member="m", records=4)
+        mine = await at_work.lease()
+        await other.open(member="m", records=3, key=OTHER_KEY)
+        theirs = await other.lease()
+        assert (ranges(mine), ranges(theirs)) == ([0, 4], [4, 3])
+        await other.settle(ack(mine.lease, 0, 4))
+        answered = await other.hear(lambda said: said.answers)
+        assert list(answered.answers[0].answer.lost) == [0, 4]
+        asked = await Member(bob, "m").lease(1, member_key=OTHER_KEY)  # ends the session of bob's, not ann's
+        assert ranges(asked)
+        await at_work.settle(ack(mine.lease, 0, 4))
+        answered = await at_work.hear(lambda said: said.answers)
+        assert answered.answers[0].answer == pb.SettleAnswer()
 
 
-def test_a_process_of_the_same_user_takes_the_place_of_one_that_ended(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with with_both(tmp_path, queue=True) as (_, ann, _bob):
-            first = await Member(ann, "m").lease(4, member_key=KEY)
-            second = await Member(ann, "m").lease(10, member_key=OTHER_KEY)
-            assert ranges(first) == [0, 4]
-            assert ranges(second)[0] < 4, "what the former process had is lent to it"
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_process_of_the_same_user_takes_the_place_of_one_that_ended(tmp_path: Path) -> None:
+    async with with_both(tmp_path, queue=True) as (_, ann, _bob):
+        first = await Member(ann, "m").lease(4, member_key=KEY)
+        second = await Member(ann, "m").lease(10, member_key=OTHER_KEY)
+        assert ranges(first) == [0, 4]
+        assert ranges(second)[0] < 4, "what the former process had is lent to it"
 
 
-def test_nobody_else_takes_the_place_of_a_consumer(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with with_both(tmp_path) as (root, ann, bob), ann.subscribing() as mine:
-            await mine.open("t", group="g", member="m", earliest=True)
-            assert await mine.read_numbers(10) == list(range(10))
-            async with bob.subscribing() as theirs:
-                await theirs.open("t", group="g", member="m", earliest=True)
-                [opened] = await theirs.read_opened()
-                assert not opened.active
+@virtual_time
+async def test_nobody_else_takes_the_place_of_a_consumer(tmp_path: Path) -> None:
+    async with with_both(tmp_path) as (root, ann, bob), ann.subscribing() as mine:
+        await mine.open("t", group="g", member="m", earliest=True)
+        assert await mine.read_numbers(10) == list(range(10))
+        async with bob.subscribing() as theirs:
+            await theirs.open("t", group="g", member="m", earliest=True)
+            [opened] = await theirs.read_opened()
+            assert not opened.active
 
-                async def told() -> bool:
-                    cursors = (await root.ask("Groups", pb.GroupsRequest(group="g"))).cursors
-                    return [list(each.members) for each in cursors] == [["m", "m"]]
+            async def told() -> bool:
+                cursors = (await root.ask("Groups", pb.GroupsRequest(group="g"))).cursors
+                return [list(each.members) for each in cursors] == [["m", "m"]]
 
-                await until(told)
-                await root.produce("t", 10)
-                assert await mine.read_numbers(11) == list(range(11))
-                move = pb.MoveCursorsRequest(
-                    group="g",
-                    kind="consumer",
-                    member_id="m",
-                    member_key=b"k" * 16,
-                    positions=[pb.CursorPosition(topic="t", partition=0, offset=10)],
-                )
-                await bob.ask("MoveCursors", move)
-                [cursor] = (await root.ask("Groups", pb.GroupsRequest(group="g"))).cursors
-                assert cursor.offset == 0, "the word of another user's member does not count"
-                await ann.ask("MoveCursors", move)
-                [cursor] = (await root.ask("Groups", pb.GroupsRequest(group="g"))).cursors
-                assert cursor.offset == 10
-
-    in_virtual_time(main())
+            await until(told)
+            await root.produce("t", 10)
+            assert await mine.read_numbers(11) == list(range(11))
+            move = pb.MoveCursorsRequest(
+                group="g",
+                kind="consumer",
+                member_id="m",
+                member_key=b"k" * 16,
+                positions=[pb.CursorPosition(topic="t", partition=0, offset=10)],
+            )
+            await bob.ask("MoveCursors", move)
+            [cursor] = (await root.ask("Groups", pb.GroupsRequest(group="g"))).cursors
+            assert cursor.offset == 0, "the word of another user's member does not count"
+            await ann.ask("MoveCursors", move)
+            [cursor] = (await root.ask("Groups", pb.GroupsRequest(group="g"))).cursors
+            assert cursor.offset == 10
 
 
-def test_attempts_on_members_are_denials_in_the_audit_log(tmp_path: Path) -> None:
+@virtual_time
+async def test_attempts_on_members_are_denials_in_the_audit_log(tmp_path: Path) -> None:
     """By each way to settle, and of a consumer that moves a cursor in the name of another's member."""
-
-    async def main() -> None:
-        async with with_both(tmp_path, queue=True) as (_, ann, bob):
-            lent = await Member(ann, "m").lease(4, member_key=KEY)
-            await Member(bob, "m").settle(ack(lent.lease, 0, 4))
-            await Member(bob, "m").lease(0, member_key=OTHER_KEY, settles=[ack(lent.lease, 0, 4)])
-            async with speaking(bob) as other:
-                await other.open(member="n", key=OTHER_KEY)
-                await other.settle(ack(lent.lease, 0, 4))
-                await other.hear(lambda said: said.answers)
-            await Member(ann, "m").ack(lent.lease, 0, 2)
-            lent_to = "the records are lent to a member of another user"
-            expected = [(BOB, method, "Read", "group 'g'", lent_to) for method in ("Settle", "Lease", "Work")]
-            await until(lambda: are_denied(tmp_path, expected))
-            async with ann.subscribing() as mine:
-                await mine.open("t", group="h", member="m", earliest=True)
-                await mine.read_numbers(10)
-                position = pb.CursorPosition(topic="t", partition=0, offset=10)
-                move = pb.MoveCursorsRequest(
-                    group="h", kind="consumer", member_id="m", member_key=KEY, positions=[position]
-                )
-                await bob.ask("MoveCursors", move)
-            expected.append((BOB, "MoveCursors", "Read", "group 'h'", "the member is another user's"))
-            await until(lambda: are_denied(tmp_path, expected))
-
-    in_virtual_time(main())
+    async with with_both(tmp_path, queue=True) as (_, ann, bob):
+        lent = await Member(ann, "m").lease(4, member_key=KEY)
+        await Member(bob, "m").settle(ack(lent.lease, 0, 4))
+        await Member(bob, "m").lease(0, member_key=OTHER_KEY, settles=[ack(lent.lease, 0, 4)])
+        async with speaking(bob) as other:
+            await other.open(member="n", key=OTHER_KEY)
+            await other.settle(ack(lent.lease, 0, 4))
+            await other.hear(lambda said: said.answers)
+        await Member(ann, "m").ack(lent.lease, 0, 2)
+        lent_to = "the records are lent to a member of another user"
+        expected = [(BOB, method, "Read", "group 'g'", lent_to) for method in ("Settle", "Lease", "Work")]
+        await until(lambda: are_denied(tmp_path, expected))
+        async with ann.subscribing() as mine:
+            await mine.open("t", group="h", member="m", earliest=True)
+            await mine.read_numbers(10)
+            position = pb.CursorPosition(topic="t", partition=0, offset=10)
+            move = pb.MoveCursorsRequest(
+                group="h", kind="consumer", member_id="m", member_key=KEY, positions=[position]
+            )
+            await bob.ask("MoveCursors", move)
+        expected.append((BOB, "MoveCursors", "Read", "group 'h'", "the member is another user's"))
+        await until(lambda: are_denied(tmp_path, expected))

@@ -22,6 +22,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.errors import PermissionDenied, RequestTooLarge
 from mq_protocol.limits import REQUEST_RULES_MAX
+from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.cluster import Broker, rows, shared, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.test_taking_rights_away import (
@@ -34,126 +35,117 @@ from tests.mq_broker.broker.test_taking_rights_away import (
 )
 from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.securing import HOST, Certs
-from tests.virtual.world import in_virtual_time
 
 RIGHTS = [rule("Describe"), rule("Read"), rule("Write"), rule("Read", "Group", "g"), rule("Write", "Lock", "l")]
 
 
 @pytest.mark.usefixtures("named")
 @pytest.mark.parametrize("what", OPEN)
-def test_what_a_revoked_user_has_open_ends(what: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, etl):
-            await root.allow(*RIGHTS)
-            call = await OPEN[what][0](etl)
-            assert await call.read() is not None
-            assert (await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))).added == 1
-            assert isinstance(await call.error(), NotAuthenticated)
-            with pytest.raises(NotAuthenticated, match="administrator"):
-                await etl.metadata("t")
-            assert (await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))).added == 0  # asked again
-            assert list((await root.ask("Revoked", pb.RevokedRequest())).entries) == [ETL]
-            assert (await root.ask("Revoke", pb.RevokeRequest(remove=[ETL]))).removed == 1
-            assert (await etl.metadata("t")).topics
-
-    in_virtual_time(main())
+@virtual_time
+async def test_what_a_revoked_user_has_open_ends(what: str, tmp_path: Path) -> None:
+    async with served(tmp_path) as (root, etl):
+        await root.allow(*RIGHTS)
+        call = await OPEN[what][0](etl)
+        assert await call.read() is not None
+        assert (await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))).added == 1
+        assert isinstance(await call.error(), NotAuthenticated)
+        with pytest.raises(NotAuthenticated, match="administrator"):
+            await etl.metadata("t")
+        assert (await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))).added == 0  # asked again
+        assert list((await root.ask("Revoked", pb.RevokedRequest())).entries) == [ETL]
+        assert (await root.ask("Revoke", pb.RevokeRequest(remove=[ETL]))).removed == 1
+        assert (await etl.metadata("t")).topics
 
 
 @pytest.mark.usefixtures("named")
-def test_a_revoked_producers_stream_ends(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, etl):
-            await root.allow(rule("Write"))
-            async with etl.producing() as stream:
-                await stream.send("t", encode_batch(rows(1)), 1)
-                assert not (await stream.result()).HasField("error")
-                await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))
-                assert isinstance(await stream.call.error(), NotAuthenticated)
-            assert await root.numbers("t") == [1]
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_revoked_producers_stream_ends(tmp_path: Path) -> None:
+    async with served(tmp_path) as (root, etl):
+        await root.allow(rule("Write"))
+        async with etl.producing() as stream:
+            await stream.send("t", encode_batch(rows(1)), 1)
+            assert not (await stream.result()).HasField("error")
+            await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))
+            assert isinstance(await stream.call.error(), NotAuthenticated)
+        assert await root.numbers("t") == [1]
 
 
 @pytest.mark.usefixtures("named")
-def test_a_user_is_refused_at_a_broker_that_was_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@virtual_time
+async def test_a_user_is_refused_at_a_broker_that_was_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ZooKeeper tells it: nobody looks by himself meanwhile."""
     monkeypatch.setattr(acls, "SWEEP_S", 3_600.0)
+    make = shared("", LASTING_MS, "/revoking")
+    async with (
+        judging(tmp_path / "1", coordination=make) as first,
+        judging_second(tmp_path / "2", make) as second,
+    ):
+        root, etl = As(first, ROOT), As(second, ETL)
+        await root.create_topic("t")
+        await root.allow(rule("Describe"))
 
-    async def main() -> None:
-        make = shared("", LASTING_MS, "/revoking")
-        async with (
-            judging(tmp_path / "1", coordination=make) as first,
-            judging_second(tmp_path / "2", make) as second,
-        ):
-            root, etl = As(first, ROOT), As(second, ETL)
-            await root.create_topic("t")
-            await root.allow(rule("Describe"))
+        async def known() -> bool:
+            try:
+                return bool((await etl.metadata("t")).topics)
+            except NotAuthenticated:
+                return False
 
-            async def known() -> bool:
-                try:
-                    return bool((await etl.metadata("t")).topics)
-                except NotAuthenticated:
-                    return False
-
-            for _ in range(3):
-                await until(known)
-                call = await watching(etl)
-                assert await call.read() is not None
-                await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))
-                assert isinstance(await call.error(), NotAuthenticated)
-                await root.ask("Revoke", pb.RevokeRequest(remove=[ETL]))
-
-    in_virtual_time(main())
-
-
-@pytest.mark.usefixtures("named")
-def test_who_asks_is_not_locked_out_by_itself_and_needs_a_right(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, etl):
-            with pytest.raises(InvalidRequest, match="lock out"):
-                await root.ask("Revoke", pb.RevokeRequest(add=[ROOT]))
-            for request in (pb.RevokeRequest(add=["User:x"]), pb.RevokeRequest(remove=["User:x"])):
-                with pytest.raises(PermissionDenied, match="the cluster"):
-                    await etl.ask("Revoke", request)
-            with pytest.raises(PermissionDenied):
-                await etl.ask("Revoked", pb.RevokedRequest())
-            for wrong in (["etl"], ["Broker:1"], ["User:ok", "nobody"], []):
-                with pytest.raises(InvalidRequest):
-                    await root.ask("Revoke", pb.RevokeRequest(add=wrong))
-            with pytest.raises(RequestTooLarge):
-                await root.ask("Revoke", pb.RevokeRequest(add=["a"] * (REQUEST_RULES_MAX + 1)))
-            assert list((await root.ask("Revoked", pb.RevokedRequest())).entries) == []
-            await root.ask("Revoke", pb.RevokeRequest(add=["User:x", "aff01"]))
-        lines = map(json.loads, (tmp_path / "audit.log").read_text().splitlines())
-        told = [(line["operation"], line["resource"]) for line in lines if line.get("method") == "Revoke"]
-        assert ("add", "User:x") in told
-        assert ("add", "aff01") in told
-
-    in_virtual_time(main())
-
-
-@pytest.mark.usefixtures("named")
-def test_a_document_that_cannot_be_read_leaves_revoked_who_was_and_a_new_start_keeps_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = CoordinationService(FileStore(tmp_path))
-        async with served(tmp_path, coordination=lambda: store) as (root, etl):
-            await root.allow(*RIGHTS)
+        for _ in range(3):
+            await until(known)
+            call = await watching(etl)
+            assert await call.read() is not None
             await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))
-            version = (await store.security.read()).documents["revoked"][0]
-            await store.security.write({"revoked": (version, b"{")})
-            await root.ask("Acls", pb.AclsRequest())
-            with pytest.raises(NotAuthenticated):
-                await etl.metadata("t")
-            version = (await store.security.read()).documents["revoked"][0]
-            await store.security.write({"revoked": (version, b'{"names":["User:etl"],"serials":[]}')})
-        async with judging(tmp_path) as again:
-            with pytest.raises(NotAuthenticated):
-                await As(again, ETL).metadata("t")
-
-    in_virtual_time(main())
+            assert isinstance(await call.error(), NotAuthenticated)
+            await root.ask("Revoke", pb.RevokeRequest(remove=[ETL]))
 
 
-def test_one_certificate_is_revoked_by_its_serial_and_its_user_may_have_another(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("named")
+@virtual_time
+async def test_who_asks_is_not_locked_out_by_itself_and_needs_a_right(tmp_path: Path) -> None:
+    async with served(tmp_path) as (root, etl):
+        with pytest.raises(InvalidRequest, match="lock out"):
+            await root.ask("Revoke", pb.RevokeRequest(add=[ROOT]))
+        for request in (pb.RevokeRequest(add=["User:x"]), pb.RevokeRequest(remove=["User:x"])):
+            with pytest.raises(PermissionDenied, match="the cluster"):
+                await etl.ask("Revoke", request)
+        with pytest.raises(PermissionDenied):
+            await etl.ask("Revoked", pb.RevokedRequest())
+        for wrong in (["etl"], ["Broker:1"], ["User:ok", "nobody"], []):
+            with pytest.raises(InvalidRequest):
+                await root.ask("Revoke", pb.RevokeRequest(add=wrong))
+        with pytest.raises(RequestTooLarge):
+            await root.ask("Revoke", pb.RevokeRequest(add=["a"] * (REQUEST_RULES_MAX + 1)))
+        assert list((await root.ask("Revoked", pb.RevokedRequest())).entries) == []
+        await root.ask("Revoke", pb.RevokeRequest(add=["User:x", "aff01"]))
+    lines = map(json.loads, (tmp_path / "audit.log").read_text().splitlines())
+    told = [(line["operation"], line["resource"]) for line in lines if line.get("method") == "Revoke"]
+    assert ("add", "User:x") in told
+    assert ("add", "aff01") in told
+
+
+@pytest.mark.usefixtures("named")
+@virtual_time
+async def test_a_document_that_cannot_be_read_leaves_revoked_who_was_and_a_new_start_keeps_it(tmp_path: Path) -> None:
+    store = CoordinationService(FileStore(tmp_path))
+    async with served(tmp_path, coordination=lambda: store) as (root, etl):
+        await root.allow(*RIGHTS)
+        await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))
+        version = (await store.security.read()).documents["revoked"][0]
+        await store.security.write({"revoked": (version, b"{")})
+        await root.ask("Acls", pb.AclsRequest())
+        with pytest.raises(NotAuthenticated):
+            await etl.metadata("t")
+        version = (await store.security.read()).documents["revoked"][0]
+        await store.security.write({"revoked": (version, b'{"names":["User:etl"],"serials":[]}')})
+    async with judging(tmp_path) as again:
+        with pytest.raises(NotAuthenticated):
+            await As(again, ETL).metadata("t")
+
+
+@real_time
+async def test_one_certificate_is_revoked_by_its_serial_and_its_user_may_have_another(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs", 1)
     admin, former = certs.user("admin"), certs.user("etl")
     renewed = certs.security_of(certs.authority.client("etl"), "renewed")
@@ -190,11 +182,8 @@ def test_one_certificate_is_revoked_by_its_serial_and_its_user_may_have_another(
             with pytest.raises(InvalidRequest, match="lock out"):
                 root.revoke(f"{own.serial_number:x}")
 
-    async def main() -> None:
-        broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data", certs=certs.path)).start()
-        try:
-            await asyncio.to_thread(job, broker.address)
-        finally:
-            await broker.stop()
-
-    asyncio.run(main())
+    broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data", certs=certs.path)).start()
+    try:
+        await asyncio.to_thread(job, broker.address)
+    finally:
+        await broker.stop()

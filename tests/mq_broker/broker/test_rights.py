@@ -16,6 +16,7 @@ from mq_protocol.errors import NotAuthenticated, PermissionDenied, TritonMQError
 from mq_protocol.methods import BROKER, Kind, Method
 from mq_protocol.rights import RIGHTS
 from mq_protocol.rights import Kind as Resource
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.security.test_rules import Written, oracle
@@ -242,27 +243,25 @@ def test_every_method_is_asked_of_somebody_with_each_right_and_without_it() -> N
 
 
 @pytest.mark.parametrize("methods", [NEEDING[::2], NEEDING[1::2]], ids=["even", "odd"])
-def test_a_request_is_allowed_exactly_if_each_of_its_names_is(methods: list[Method], tmp_path: Path) -> None:
-    async def main() -> None:
-        async with judging(tmp_path) as broker:
-            root = As(broker, ROOT)
-            cases = [case for method in methods for case in cases_of(method)]
-            await root.metadata("__transactions")  # makes it
-            await root.allow(*(rule_of(rule) for case in cases for rule in case.rules))
-            await root.ask("Revoke", pb.RevokeRequest(add=[REVOKED]))
-            wrong = []
-            for case in cases:
-                for topic in (TOPIC, OTHER):
-                    if not (await root.metadata(topic)).topics:
-                        await root.create_topic(topic)
-                error = await outcome(As(broker, case.who), case.method, request_of(case.method))
-                refused = isinstance(error, PermissionDenied | UnknownTopic | NotAuthenticated)
-                found = type(error) if refused else None
-                if found is not case.expected:
-                    wrong.append((case.method.name, case.who, case.rules, case.expected, error))
-            assert wrong == []
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_request_is_allowed_exactly_if_each_of_its_names_is(methods: list[Method], tmp_path: Path) -> None:
+    async with judging(tmp_path) as broker:
+        root = As(broker, ROOT)
+        cases = [case for method in methods for case in cases_of(method)]
+        await root.metadata("__transactions")  # makes it
+        await root.allow(*(rule_of(rule) for case in cases for rule in case.rules))
+        await root.ask("Revoke", pb.RevokeRequest(add=[REVOKED]))
+        wrong = []
+        for case in cases:
+            for topic in (TOPIC, OTHER):
+                if not (await root.metadata(topic)).topics:
+                    await root.create_topic(topic)
+            error = await outcome(As(broker, case.who), case.method, request_of(case.method))
+            refused = isinstance(error, PermissionDenied | UnknownTopic | NotAuthenticated)
+            found = type(error) if refused else None
+            if found is not case.expected:
+                wrong.append((case.method.name, case.who, case.rules, case.expected, error))
+        assert wrong == []
 
 
 def test_a_broadcast_group_is_joined_by_who_may_read_the_group(tmp_path: Path) -> None:
@@ -285,26 +284,25 @@ def test_a_broadcast_group_is_joined_by_who_may_read_the_group(tmp_path: Path) -
     in_virtual_time(main())
 
 
-def test_topics_are_made_together_by_who_may_make_each_and_nobody_else_hears_which_are_there(tmp_path: Path) -> None:
+@virtual_time
+async def test_topics_are_made_together_by_who_may_make_each_and_nobody_else_hears_which_are_there(
+    tmp_path: Path,
+) -> None:
     who = "User:maker"
-
-    async def main() -> None:
-        async with judging(tmp_path) as broker:
-            root, maker = As(broker, ROOT), As(broker, who)
-            await root.create_topic("hidden-there")
-            await root.allow(
-                pb.AclRule(principal=who, operation="Create", kind="Topic", name="mine-", prefix=True),
-                pb.AclRule(principal=who, operation="Describe", kind="Topic", name="seen"),
-            )
-            told = []
-            for other in ("hidden-there", "hidden-none", "seen"):
-                topics = [pb.CreateTopicRequest(name=name, partitions=1, replicas=1) for name in ("mine-1", other)]
-                with pytest.raises(PermissionDenied) as denied:
-                    await maker.ask("CreateTopics", pb.CreateTopicsRequest(topics=topics))
-                told.append(str(denied.value).replace(other, ""))
-            assert len(set(told)) == 1, told
-            assert {topic.name for topic in (await root.metadata()).topics} == {"hidden-there"}
-            made = await maker.ask("CreateTopics", pb.CreateTopicsRequest(topics=topics[:1]))
-            assert [each.error.code for each in made.topics] == [0]
-
-    in_virtual_time(main())
+    async with judging(tmp_path) as broker:
+        root, maker = As(broker, ROOT), As(broker, who)
+        await root.create_topic("hidden-there")
+        await root.allow(
+            pb.AclRule(principal=who, operation="Create", kind="Topic", name="mine-", prefix=True),
+            pb.AclRule(principal=who, operation="Describe", kind="Topic", name="seen"),
+        )
+        told = []
+        for other in ("hidden-there", "hidden-none", "seen"):
+            topics = [pb.CreateTopicRequest(name=name, partitions=1, replicas=1) for name in ("mine-1", other)]
+            with pytest.raises(PermissionDenied) as denied:
+                await maker.ask("CreateTopics", pb.CreateTopicsRequest(topics=topics))
+            told.append(str(denied.value).replace(other, ""))
+        assert len(set(told)) == 1, told
+        assert {topic.name for topic in (await root.metadata()).topics} == {"hidden-there"}
+        made = await maker.ask("CreateTopics", pb.CreateTopicsRequest(topics=topics[:1]))
+        assert [each.error.code for each in made.topics] == [0]

@@ -18,6 +18,7 @@ from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch
 from mq_protocol.methods import BROKER, PEER, Kind, Method
+from tests.coroutines import real_time
 from tests.mq_broker.broker.cluster import FINGERPRINT, SCHEMA, rows, standalone
 from tests.mq_protocol.test_methods import generated_stubs
 
@@ -67,7 +68,8 @@ def test_a_method_that_no_part_or_two_parts_have_is_refused() -> None:
         Services(every(), Part())
 
 
-def test_stubs_that_are_made_from_the_contract_produce_and_fetch(tmp_path: Path) -> None:
+@real_time
+async def test_stubs_that_are_made_from_the_contract_produce_and_fetch(tmp_path: Path) -> None:
     stubs = generated_stubs(tmp_path)
     payload = bytes(encode_batch(rows(1, 2, 3)))
     header = pb.ProduceHeader(
@@ -90,13 +92,10 @@ def test_stubs_that_are_made_from_the_contract_produce_and_fetch(tmp_path: Path)
                 return made, read, error.code()
             raise AssertionError("there is no such topic")
 
-    async def scenario() -> None:
-        address = f"127.0.0.1:{free_port()}"
-        async with standalone(tmp_path / "data", grpc=address) as broker:
-            await broker.create_topic("t")
-            made, read, refused = await asyncio.to_thread(converse, address)
-            assert [result.base_offset for result in made.results] == [0]
-            assert [decode_batch(each.payload, SCHEMA).column("n").to_pylist() for each in read] == [[1, 2, 3]]
-            assert refused is grpc.StatusCode.NOT_FOUND
-
-    asyncio.run(scenario())
+    address = f"127.0.0.1:{free_port()}"
+    async with standalone(tmp_path / "data", grpc=address) as broker:
+        await broker.create_topic("t")
+        made, read, refused = await asyncio.to_thread(converse, address)
+        assert [result.base_offset for result in made.results] == [0]
+        assert [decode_batch(each.payload, SCHEMA).column("n").to_pylist() for each in read] == [[1, 2, 3]]
+        assert refused is grpc.StatusCode.NOT_FOUND

@@ -20,6 +20,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidTopicName, PermissionDenied, UnknownTopic
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.channel import Call
 from tests.mq_broker.broker.cluster import Broker, rows, shared, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
@@ -47,31 +48,29 @@ async def served(data: Path, **settings: Any) -> AsyncIterator[tuple[As, As]]:
         yield root, As(broker, ETL)
 
 
-def test_a_producers_next_batch_is_refused_and_its_stream_goes_on(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, etl):
-            await root.create_topic("u")
-            await root.allow(rule("Write"), rule("Write", name="u"))
-            async with etl.producing() as stream:
-                await stream.send("t", encode_batch(rows(1)), 1)
-                assert not (await stream.result()).HasField("error")
-                await root.take_away(rule("Write"))
-                await stream.send("t", encode_batch(rows(2)), 1)
-                await stream.send("u", encode_batch(rows(3)), 1)
-                first, second = await stream.result(), await stream.result()
-                refused = from_wire(first.error)
-                assert isinstance(refused, UnknownTopic), "nothing of it may be described any more"
-                assert "or you have no right to it: an administrator looks by `tritonmq acl list`" in str(refused)
-                assert not second.HasField("error")
-                await root.allow(rule("Describe"))
-                await stream.send("t", encode_batch(rows(4)), 1)
-                assert isinstance(from_wire((await stream.result()).error), PermissionDenied)
-                await root.allow(rule("Write"))
-                await stream.send("t", encode_batch(rows(5)), 1)
-                assert not (await stream.result()).HasField("error")
-            assert await root.numbers("t") == [1, 5]
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_producers_next_batch_is_refused_and_its_stream_goes_on(tmp_path: Path) -> None:
+    async with served(tmp_path) as (root, etl):
+        await root.create_topic("u")
+        await root.allow(rule("Write"), rule("Write", name="u"))
+        async with etl.producing() as stream:
+            await stream.send("t", encode_batch(rows(1)), 1)
+            assert not (await stream.result()).HasField("error")
+            await root.take_away(rule("Write"))
+            await stream.send("t", encode_batch(rows(2)), 1)
+            await stream.send("u", encode_batch(rows(3)), 1)
+            first, second = await stream.result(), await stream.result()
+            refused = from_wire(first.error)
+            assert isinstance(refused, UnknownTopic), "nothing of it may be described any more"
+            assert "or you have no right to it: an administrator looks by `tritonmq acl list`" in str(refused)
+            assert not second.HasField("error")
+            await root.allow(rule("Describe"))
+            await stream.send("t", encode_batch(rows(4)), 1)
+            assert isinstance(from_wire((await stream.result()).error), PermissionDenied)
+            await root.allow(rule("Write"))
+            await stream.send("t", encode_batch(rows(5)), 1)
+            assert not (await stream.result()).HasField("error")
+        assert await root.numbers("t") == [1, 5]
 
 
 async def watching(etl: Broker) -> Call:
@@ -98,33 +97,31 @@ OPEN: dict[str, tuple[Callable[[Broker], Awaitable[Call]], list[pb.AclRule]]] = 
 
 @pytest.mark.parametrize("how", ["taken", "denied"])
 @pytest.mark.parametrize("what", OPEN)
-def test_an_open_stream_ends_when_its_right_is_gone(what: str, how: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, etl):
-            opening, lost = OPEN[what]
-            await root.allow(
-                rule("Describe"),
-                rule("Read"),
-                rule("Read", "Group", "g"),
-                rule("Write", "Lock", "l"),
-                rule("Read", name="x"),
-            )
-            call = await opening(etl)
-            assert await call.read() is not None
-            await root.take_away(rule("Read", name="x"))  # a change that has nothing to do with it
-            await root.allow(rule("Read", name="y"))
-            ending = asyncio.create_task(call.error())
-            await asyncio.wait([ending], timeout=0.2)
-            assert not ending.done()
-            if how == "taken":
-                also = [rule("Read")] if what == "WatchOffsets" else []
-                await root.take_away(*lost, *also)
-            else:
-                await root.allow(*(rule(each.operation, each.kind, each.name, deny=True) for each in lost))
-            error = await ending
-            assert isinstance(error, PermissionDenied | UnknownTopic), error
-
-    in_virtual_time(main())
+@virtual_time
+async def test_an_open_stream_ends_when_its_right_is_gone(what: str, how: str, tmp_path: Path) -> None:
+    async with served(tmp_path) as (root, etl):
+        opening, lost = OPEN[what]
+        await root.allow(
+            rule("Describe"),
+            rule("Read"),
+            rule("Read", "Group", "g"),
+            rule("Write", "Lock", "l"),
+            rule("Read", name="x"),
+        )
+        call = await opening(etl)
+        assert await call.read() is not None
+        await root.take_away(rule("Read", name="x"))  # a change that has nothing to do with it
+        await root.allow(rule("Read", name="y"))
+        ending = asyncio.create_task(call.error())
+        await asyncio.wait([ending], timeout=0.2)
+        assert not ending.done()
+        if how == "taken":
+            also = [rule("Read")] if what == "WatchOffsets" else []
+            await root.take_away(*lost, *also)
+        else:
+            await root.allow(*(rule(each.operation, each.kind, each.name, deny=True) for each in lost))
+        error = await ending
+        assert isinstance(error, PermissionDenied | UnknownTopic), error
 
 
 def test_rights_are_gone_at_a_broker_that_was_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,122 +218,110 @@ def test_lists_tell_only_what_may_be_described(tmp_path: Path) -> None:
     in_virtual_time(main())
 
 
-def test_a_topic_that_is_hidden_and_one_that_is_not_there_are_told_alike(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, etl):
-            await root.create_topic("secret-1")
-            await root.allow(rule("Delete", name="secret-2"))
-            for method, kind in (("DeleteTopic", pb.DeleteTopicRequest), ("AlterTopic", pb.AlterTopicRequest)):
-                told = []
-                for name in ("secret-1", "secret-3"):
-                    with pytest.raises(UnknownTopic) as error:
-                        await etl.ask(method, kind(name=name))
-                    told.append(str(error.value).replace(name, "NAME"))
-                assert told[0] == told[1]
-            await root.allow(rule("Write", name="of-its-own"))  # else the stream is refused when it is opened
-            async with etl.producing() as stream:
-                told = []
-                for name in ("secret-1", "secret-3"):
-                    await stream.send(name, encode_batch(rows(1)), 1)
-                    told.append((await stream.result()).error.message.replace(name, "NAME"))
-                assert told[0] == told[1] != ""
-            with pytest.raises(UnknownTopic) as near:
-                await etl.ask("DeleteTopic", pb.DeleteTopicRequest(name="secret-2"))
-            assert "secret-1" not in str(near.value)
-
-    in_virtual_time(main())
+@virtual_time
+async def test_a_topic_that_is_hidden_and_one_that_is_not_there_are_told_alike(tmp_path: Path) -> None:
+    async with served(tmp_path) as (root, etl):
+        await root.create_topic("secret-1")
+        await root.allow(rule("Delete", name="secret-2"))
+        for method, kind in (("DeleteTopic", pb.DeleteTopicRequest), ("AlterTopic", pb.AlterTopicRequest)):
+            told = []
+            for name in ("secret-1", "secret-3"):
+                with pytest.raises(UnknownTopic) as error:
+                    await etl.ask(method, kind(name=name))
+                told.append(str(error.value).replace(name, "NAME"))
+            assert told[0] == told[1]
+        await root.allow(rule("Write", name="of-its-own"))  # else the stream is refused when it is opened
+        async with etl.producing() as stream:
+            told = []
+            for name in ("secret-1", "secret-3"):
+                await stream.send(name, encode_batch(rows(1)), 1)
+                told.append((await stream.result()).error.message.replace(name, "NAME"))
+            assert told[0] == told[1] != ""
+        with pytest.raises(UnknownTopic) as near:
+            await etl.ask("DeleteTopic", pb.DeleteTopicRequest(name="secret-2"))
+        assert "secret-1" not in str(near.value)
 
 
-def test_an_abort_of_what_may_not_be_aborted_finds_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, etl):
-            await root.metadata("__transactions")
-            key = pb.TransactionKey(query_id="q", sink="t")
-            await root.produce("t", 1, stage=pb.StageOf(key=key, batch_id=0, run_id="r"))
-            request = pb.AbortTransactionRequest(query="q", sink="t", timeout_ms=5_000)
-            await root.allow(rule("Describe", "Transaction", "q"))
-            assert not (await etl.ask("AbortTransaction", request)).known
-            await root.allow(rule("Abort", "Transaction", "q"))
-            answer = await etl.ask("AbortTransaction", request)
-            assert (answer.known, answer.discarded) == (True, 1)
-
-    in_virtual_time(main())
+@virtual_time
+async def test_an_abort_of_what_may_not_be_aborted_finds_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path) as (root, etl):
+        await root.metadata("__transactions")
+        key = pb.TransactionKey(query_id="q", sink="t")
+        await root.produce("t", 1, stage=pb.StageOf(key=key, batch_id=0, run_id="r"))
+        request = pb.AbortTransactionRequest(query="q", sink="t", timeout_ms=5_000)
+        await root.allow(rule("Describe", "Transaction", "q"))
+        assert not (await etl.ask("AbortTransaction", request)).known
+        await root.allow(rule("Abort", "Transaction", "q"))
+        answer = await etl.ask("AbortTransaction", request)
+        assert (answer.known, answer.discarded) == (True, 1)
 
 
 # ---------------------------------------------------------------- rules
 
 
-def test_rules_survive_a_restart_and_a_document_that_is_not_ours_allows_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, _):
-            await root.allow(rule("Describe"))
-        async with judging(tmp_path) as broker:
-            assert (await As(broker, ETL).metadata("t")).topics
-        stored = CoordinationService(FileStore(tmp_path))
-        await stored.start(lambda _event: None)
-        name = document_of("User:somebody")
-        assert name != document_of(ETL)
-        await stored.security.write({name: (-1, b"not ours")})
-        await stored.stop()
-        async with judging(tmp_path) as broker:
-            assert not (await As(broker, ETL).metadata("t")).topics
-            assert (await As(broker, ROOT).metadata("t")).topics
-
-    in_virtual_time(main())
+@virtual_time
+async def test_rules_survive_a_restart_and_a_document_that_is_not_ours_allows_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path) as (root, _):
+        await root.allow(rule("Describe"))
+    async with judging(tmp_path) as broker:
+        assert (await As(broker, ETL).metadata("t")).topics
+    stored = CoordinationService(FileStore(tmp_path))
+    await stored.start(lambda _event: None)
+    name = document_of("User:somebody")
+    assert name != document_of(ETL)
+    await stored.security.write({name: (-1, b"not ours")})
+    await stored.stop()
+    async with judging(tmp_path) as broker:
+        assert not (await As(broker, ETL).metadata("t")).topics
+        assert (await As(broker, ROOT).metadata("t")).topics
 
 
 # ---------------------------------------------------------------- the audit log
 
 
-def test_the_audit_log_says_who_was_refused_and_who_changed_what(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, etl):
-            await root.allow(rule("Describe"), rule("Read", name="of-its-own"))
-            with pytest.raises(PermissionDenied):
-                await etl.fetch("t", 0, 1)
-            for number in range(100):
-                with pytest.raises(InvalidTopicName):
-                    await etl.fetch(f'forged\n{{"verdict":"allowed"}}{number}', 0, 1)
-        log = tmp_path / "audit.log"
-        assert stat.S_IMODE(log.stat().st_mode) & 0o137 == 0
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-        assert all(line["broker"] == 1 for line in lines)
-        made = next(line for line in lines if line.get("method") == "CreateTopic")
-        assert (made["principal"], made["verdict"], made["resource"]) == (ROOT, "allowed", "topic 't'")
-        changed = next(line for line in lines if line.get("method") == "AlterAcls" and line["operation"] == "add")
-        assert json.loads(changed["resource"]) == [ETL, "allow", "Describe", "Topic", "t", False]
-        refused = [line for line in lines if line.get("principal") == ETL]
-        assert refused[0]["resource"] == "topic 't'"
-        assert len(refused) == 10, "no more of one kind in a minute"
-        assert {(line["verdict"], line["method"], line["operation"]) for line in refused} == {
-            ("denied", "Fetch", "Read")
-        }
-
-    in_virtual_time(main())
+@virtual_time
+async def test_the_audit_log_says_who_was_refused_and_who_changed_what(tmp_path: Path) -> None:
+    async with served(tmp_path) as (root, etl):
+        await root.allow(rule("Describe"), rule("Read", name="of-its-own"))
+        with pytest.raises(PermissionDenied):
+            await etl.fetch("t", 0, 1)
+        for number in range(100):
+            with pytest.raises(InvalidTopicName):
+                await etl.fetch(f'forged\n{{"verdict":"allowed"}}{number}', 0, 1)
+    log = tmp_path / "audit.log"
+    assert stat.S_IMODE(log.stat().st_mode) & 0o137 == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert all(line["broker"] == 1 for line in lines)
+    made = next(line for line in lines if line.get("method") == "CreateTopic")
+    assert (made["principal"], made["verdict"], made["resource"]) == (ROOT, "allowed", "topic 't'")
+    changed = next(line for line in lines if line.get("method") == "AlterAcls" and line["operation"] == "add")
+    assert json.loads(changed["resource"]) == [ETL, "allow", "Describe", "Topic", "t", False]
+    refused = [line for line in lines if line.get("principal") == ETL]
+    assert refused[0]["resource"] == "topic 't'"
+    assert len(refused) == 10, "no more of one kind in a minute"
+    assert {(line["verdict"], line["method"], line["operation"]) for line in refused} == {("denied", "Fetch", "Read")}
 
 
 # ---------------------------------------------------------------- clients
 
 
-def test_an_observation_tells_only_what_may_be_described(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, etl):
-            await root.create_topic("secret")
-            for topic in ("t", "secret"):
-                for group in ("readers", "others"):
-                    positions = [pb.CursorPosition(topic=topic)]
-                    await root.ask("MoveCursors", pb.MoveCursorsRequest(group=group, kind="spark", positions=positions))
-            await root.allow(rule("Read"), rule("Describe", "Group", "readers"))
-            everything = pb.ObserveRequest(detail=pb.PARTITIONS)
-            seen = await etl.ask("Observe", everything)
-            assert [row.name for row in seen.topics] == [row.topic for row in seen.partitions] == ["t"]
-            assert [(row.topic, row.group) for row in seen.groups] == [("t", "readers")]
-            assert (dict(seen.values), dict(seen.left_out)) == ({}, {})
-            named = await etl.ask("Observe", pb.ObserveRequest(detail=pb.TOPICS, topics=["secret"]))
-            assert not named.topics
-            await root.allow(rule("Metrics", "Cluster", "cluster"))
-            whole = await etl.ask("Observe", everything)
-            assert sorted(row.name for row in whole.topics) == ["secret", "t"]
-            assert whole.values
-
-    in_virtual_time(main())
+@virtual_time
+async def test_an_observation_tells_only_what_may_be_described(tmp_path: Path) -> None:
+    async with served(tmp_path) as (root, etl):
+        await root.create_topic("secret")
+        for topic in ("t", "secret"):
+            for group in ("readers", "others"):
+                positions = [pb.CursorPosition(topic=topic)]
+                await root.ask("MoveCursors", pb.MoveCursorsRequest(group=group, kind="spark", positions=positions))
+        await root.allow(rule("Read"), rule("Describe", "Group", "readers"))
+        everything = pb.ObserveRequest(detail=pb.PARTITIONS)
+        seen = await etl.ask("Observe", everything)
+        assert [row.name for row in seen.topics] == [row.topic for row in seen.partitions] == ["t"]
+        assert [(row.topic, row.group) for row in seen.groups] == [("t", "readers")]
+        assert (dict(seen.values), dict(seen.left_out)) == ({}, {})
+        named = await etl.ask("Observe", pb.ObserveRequest(detail=pb.TOPICS, topics=["secret"]))
+        assert not named.topics
+        await root.allow(rule("Metrics", "Cluster", "cluster"))
+        whole = await etl.ask("Observe", everything)
+        assert sorted(row.name for row in whole.topics) == ["secret", "t"]
+        assert whole.values

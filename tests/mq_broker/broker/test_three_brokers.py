@@ -23,6 +23,7 @@ from mq_broker.storage.files import OsFiles
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotLeader, TritonMQError
 from mq_protocol.names import TRANSACTIONS_TOPIC
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, numbers_in, shared, until
 from tests.virtual.world import in_virtual_time, the_world
 
@@ -115,29 +116,27 @@ def test_what_is_acknowledged_is_on_every_broker(tmp_path: Path, monkeypatch: py
     in_virtual_time(scenario())
 
 
-def test_a_leader_that_vanishes_is_replaced_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            info = await cluster[2].create_topic("t", replicas=3)
-            former = info.partitions[0].leader
-            name = uuid.uuid4().bytes
-            await cluster[former].produce("t", 1, uuid=name)
-            await cluster[former].abandon()
-            witness = 1 + former % 3
-            leader = await cluster.leader("t", at=witness, not_=former)
-            retried = await until(lambda: cluster[leader].produce("t", 1, uuid=name))
-            assert (retried.duplicate, retried.base_offset) == (True, 0)
-            await cluster[leader].produce("t", 2)
-            await cluster[former].start()
-            await cluster.in_sync("t", [1, 2, 3], at=leader)
-            assert await cluster[leader].numbers("t") == [1, 2]
+@virtual_time
+async def test_a_leader_that_vanishes_is_replaced_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    async with three(tmp_path) as cluster:
+        info = await cluster[2].create_topic("t", replicas=3)
+        former = info.partitions[0].leader
+        name = uuid.uuid4().bytes
+        await cluster[former].produce("t", 1, uuid=name)
+        await cluster[former].abandon()
+        witness = 1 + former % 3
+        leader = await cluster.leader("t", at=witness, not_=former)
+        retried = await until(lambda: cluster[leader].produce("t", 1, uuid=name))
+        assert (retried.duplicate, retried.base_offset) == (True, 0)
+        await cluster[leader].produce("t", 2)
+        await cluster[former].start()
+        await cluster.in_sync("t", [1, 2, 3], at=leader)
+        assert await cluster[leader].numbers("t") == [1, 2]
 
-            async def caught_up() -> bool:
-                return len(await cluster[former].fetch("t", 0, 2)) == 2
+        async def caught_up() -> bool:
+            return len(await cluster[former].fetch("t", 0, 2)) == 2
 
-            await until(caught_up)
-
-    in_virtual_time(scenario())
+        await until(caught_up)
 
 
 def test_a_leader_whose_sync_fails_reads_its_log_again_and_serves_on(
@@ -189,65 +188,57 @@ async def _produced(cluster: Three, leader: int) -> bool:
     return True
 
 
-def test_a_clean_stop_hands_leadership_over_before_the_session_ends(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            info = await cluster[1].create_topic("t", replicas=3)
-            former = info.partitions[0].leader
-            await cluster[former].produce("t", 1)
-            stopping = asyncio.create_task(cluster[former].stop())
-            witness = 1 + former % 3
-            leader = await cluster.leader("t", at=witness, not_=former)
-            await until(lambda: cluster[leader].produce("t", 2))
+@virtual_time
+async def test_a_clean_stop_hands_leadership_over_before_the_session_ends(tmp_path: Path) -> None:
+    async with three(tmp_path) as cluster:
+        info = await cluster[1].create_topic("t", replicas=3)
+        former = info.partitions[0].leader
+        await cluster[former].produce("t", 1)
+        stopping = asyncio.create_task(cluster[former].stop())
+        witness = 1 + former % 3
+        leader = await cluster.leader("t", at=witness, not_=former)
+        await until(lambda: cluster[leader].produce("t", 2))
+        await stopping
+        assert await cluster[leader].numbers("t") == [1, 2]
+
+
+@virtual_time
+async def test_a_subscription_is_told_when_leadership_moves(tmp_path: Path) -> None:
+    async with three(tmp_path) as cluster:
+        info = await cluster[1].create_topic("t", replicas=3)
+        former = info.partitions[0].leader
+        await cluster[former].produce("t", 1)
+        async with cluster[former].subscribing() as subscription:
+            await subscription.open("t", group="g", member="a", earliest=True)
+            await subscription.read_numbers(1)
+            await subscription.settle("t", 1)
+            await until(lambda: _settled(cluster[former], 1))
+            broker = cluster[former]
+            stopping = asyncio.create_task(broker.stop_keeping_channel())
+            assert (await subscription.read_opened(2))[1].error.code == pb.NOT_LEADER
             await stopping
-            assert await cluster[leader].numbers("t") == [1, 2]
-
-    in_virtual_time(scenario())
-
-
-def test_a_subscription_is_told_when_leadership_moves(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            info = await cluster[1].create_topic("t", replicas=3)
-            former = info.partitions[0].leader
-            await cluster[former].produce("t", 1)
-            async with cluster[former].subscribing() as subscription:
-                await subscription.open("t", group="g", member="a", earliest=True)
-                await subscription.read_numbers(1)
-                await subscription.settle("t", 1)
-                await until(lambda: _settled(cluster[former], 1))
-                broker = cluster[former]
-                stopping = asyncio.create_task(broker.stop_keeping_channel())
-                assert (await subscription.read_opened(2))[1].error.code == pb.NOT_LEADER
-                await stopping
-            leader = await cluster.leader("t", at=1 + former % 3, not_=former)
-            await until(lambda: cluster[leader].produce("t", 2))
-            async with cluster[leader].subscribing() as subscription:
-                await subscription.open("t", group="g", member="a", earliest=True)
-                assert await subscription.read_numbers(1) == [2]
-
-    in_virtual_time(scenario())
+        leader = await cluster.leader("t", at=1 + former % 3, not_=former)
+        await until(lambda: cluster[leader].produce("t", 2))
+        async with cluster[leader].subscribing() as subscription:
+            await subscription.open("t", group="g", member="a", earliest=True)
+            assert await subscription.read_numbers(1) == [2]
 
 
-def test_followers_know_how_far_behind_a_group_is_when_its_leader_is_gone(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            info = await cluster[1].create_topic("t", replicas=3)
-            former = info.partitions[0].leader
-            for number in (1, 2, 3):
-                await cluster[former].produce("t", number)
-            position = pb.CursorPosition(topic="t", partition=0, offset=2)
-            await cluster[former].ask(
-                "MoveCursors", pb.MoveCursorsRequest(group="g", positions=[position], kind="spark")
-            )
-            follower = cluster[1 + former % 3]
-            assert [c.leads for c in await _cursors(cluster[former])] == [True]
-            await until(lambda: _settled(follower, 2))
-            assert [c.leads for c in await _cursors(follower)] == [False]
-            await cluster[former].abandon()  # a successor may lead before the next question
-            assert [(c.offset, c.log_end_offset) for c in await _cursors(follower)] == [(2, 3)]
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_followers_know_how_far_behind_a_group_is_when_its_leader_is_gone(tmp_path: Path) -> None:
+    async with three(tmp_path) as cluster:
+        info = await cluster[1].create_topic("t", replicas=3)
+        former = info.partitions[0].leader
+        for number in (1, 2, 3):
+            await cluster[former].produce("t", number)
+        position = pb.CursorPosition(topic="t", partition=0, offset=2)
+        await cluster[former].ask("MoveCursors", pb.MoveCursorsRequest(group="g", positions=[position], kind="spark"))
+        follower = cluster[1 + former % 3]
+        assert [c.leads for c in await _cursors(cluster[former])] == [True]
+        await until(lambda: _settled(follower, 2))
+        assert [c.leads for c in await _cursors(follower)] == [False]
+        await cluster[former].abandon()  # a successor may lead before the next question
+        assert [(c.offset, c.log_end_offset) for c in await _cursors(follower)] == [(2, 3)]
 
 
 async def _cursors(broker: Broker) -> list[pb.GroupCursor]:
@@ -258,26 +249,24 @@ async def _settled(broker: Broker, offset: int) -> bool:
     return [c.offset for c in await _cursors(broker)] == [offset]
 
 
-def test_a_decision_is_published_on_every_leader(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            info = await cluster[1].create_topic("t", partitions=3, replicas=3)
-            coordinators = (await cluster[3].metadata(TRANSACTIONS_TOPIC)).topics[0]
-            assert all(len(p.replicas) == 3 for p in coordinators.partitions)
-            key = pb.TransactionKey(query_id="q", sink="t")
-            lines = []
-            for p in info.partitions:
-                name = uuid.uuid4().bytes
-                staged = pb.StageOf(key=key, batch_id=0, run_id="r")
-                await cluster[p.leader].produce("t", p.partition, partition=p.partition, uuid=name, stage=staged)
-                lines.append(pb.StagedBatches(topic="t", partition=p.partition, uuids=[name], row_count=1))
-            request = pb.DecideRequest(key=key, batch_id=0, run_id="r", row_count=3, manifest=lines)
-            answer = await until(lambda: _ask_coordinator(cluster, request))
-            assert (answer.published, answer.row_count) == (True, 3)
-            for p in info.partitions:
-                assert await cluster[p.leader].numbers("t", p.partition) == [p.partition]
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_decision_is_published_on_every_leader(tmp_path: Path) -> None:
+    async with three(tmp_path) as cluster:
+        info = await cluster[1].create_topic("t", partitions=3, replicas=3)
+        coordinators = (await cluster[3].metadata(TRANSACTIONS_TOPIC)).topics[0]
+        assert all(len(p.replicas) == 3 for p in coordinators.partitions)
+        key = pb.TransactionKey(query_id="q", sink="t")
+        lines = []
+        for p in info.partitions:
+            name = uuid.uuid4().bytes
+            staged = pb.StageOf(key=key, batch_id=0, run_id="r")
+            await cluster[p.leader].produce("t", p.partition, partition=p.partition, uuid=name, stage=staged)
+            lines.append(pb.StagedBatches(topic="t", partition=p.partition, uuids=[name], row_count=1))
+        request = pb.DecideRequest(key=key, batch_id=0, run_id="r", row_count=3, manifest=lines)
+        answer = await until(lambda: _ask_coordinator(cluster, request))
+        assert (answer.published, answer.row_count) == (True, 3)
+        for p in info.partitions:
+            assert await cluster[p.leader].numbers("t", p.partition) == [p.partition]
 
 
 async def _ask_coordinator(cluster: Three, request: pb.DecideRequest) -> pb.DecideResponse:
@@ -289,55 +278,47 @@ async def _ask_coordinator(cluster: Three, request: pb.DecideRequest) -> pb.Deci
     return answer
 
 
-def test_all_brokers_down_and_up_again_keep_everything(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            info = await cluster[1].create_topic("t", replicas=3, durability="os")
-            await cluster[info.partitions[0].leader].produce("t", 1, 2, 3)
-            await asyncio.gather(*(broker.abandon() for broker in cluster.brokers.values()))
-            await asyncio.gather(*(broker.start() for broker in cluster.brokers.values()))
-            leader = await cluster.leader("t", at=1)
-            assert await until(lambda: cluster[leader].numbers("t")) == [1, 2, 3]
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_all_brokers_down_and_up_again_keep_everything(tmp_path: Path) -> None:
+    async with three(tmp_path) as cluster:
+        info = await cluster[1].create_topic("t", replicas=3, durability="os")
+        await cluster[info.partitions[0].leader].produce("t", 1, 2, 3)
+        await asyncio.gather(*(broker.abandon() for broker in cluster.brokers.values()))
+        await asyncio.gather(*(broker.start() for broker in cluster.brokers.values()))
+        leader = await cluster.leader("t", at=1)
+        assert await until(lambda: cluster[leader].numbers("t")) == [1, 2, 3]
 
 
-def test_a_broker_that_has_stopped_cleanly_is_named_as_leader_by_no_node(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_broker_that_has_stopped_cleanly_is_named_as_leader_by_no_node(tmp_path: Path) -> None:
     """It stands back while it still has its session: nobody needs to notice first that it is gone."""
-
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            info = await cluster[1].create_topic("t", partitions=2, replicas=3)
-            leader = await cluster.leader("t", at=1)
-            await until(lambda: cluster[leader].produce("t", 1))
-            await cluster[leader].stop()
-            _, state = the_world().zookeeper(cluster.root, 0).states[info.topic_id, 0]
-            assert state.leader is None or state.leader.broker != leader
-
-    in_virtual_time(scenario())
+    async with three(tmp_path) as cluster:
+        info = await cluster[1].create_topic("t", partitions=2, replicas=3)
+        leader = await cluster.leader("t", at=1)
+        await until(lambda: cluster[leader].produce("t", 1))
+        await cluster[leader].stop()
+        _, state = the_world().zookeeper(cluster.root, 0).states[info.topic_id, 0]
+        assert state.leader is None or state.leader.broker != leader
 
 
-def test_a_new_leader_tells_no_end_before_it_knows_what_is_committed(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_new_leader_tells_no_end_before_it_knows_what_is_committed(tmp_path: Path) -> None:
     """What the former one acknowledged last it has, and has not heard that it is committed."""
+    async with three(tmp_path) as cluster:
+        await cluster[1].create_topic("t", replicas=3)
+        first = await cluster.leader("t", at=1)
+        left = [n for n in cluster.brokers if n != first]
+        await cluster[first].produce("t", 1)
+        await cluster[first].produce("t", 2)
+        await cluster[first].abandon()
+        for n in left:
+            the_world().disk(tmp_path / str(n)).latency_s = (1.0, 1.0)
 
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            await cluster[1].create_topic("t", replicas=3)
-            first = await cluster.leader("t", at=1)
-            left = [n for n in cluster.brokers if n != first]
-            await cluster[first].produce("t", 1)
-            await cluster[first].produce("t", 2)
-            await cluster[first].abandon()
+        async def end() -> int | None:
             for n in left:
-                the_world().disk(tmp_path / str(n)).latency_s = (1.0, 1.0)
+                answer = await cluster[n].ask("ListOffsets", pb.ListOffsetsRequest(topic="t", partitions=[0]))
+                if not answer.partitions[0].HasField("error"):
+                    return int(answer.partitions[0].log_end_offset)
+            return None
 
-            async def end() -> int | None:
-                for n in left:
-                    answer = await cluster[n].ask("ListOffsets", pb.ListOffsetsRequest(topic="t", partitions=[0]))
-                    if not answer.partitions[0].HasField("error"):
-                        return int(answer.partitions[0].log_end_offset)
-                return None
-
-            assert await until(end) == 2
-
-    in_virtual_time(scenario())
+        assert await until(end) == 2

@@ -19,6 +19,7 @@ from mq_client.errors import NotAuthenticated, PermissionDenied
 from mq_protocol.call import PREAMBLE
 from mq_protocol.errors import InvalidSetting, Unreachable
 from mq_protocol.methods import BROKER
+from tests.coroutines import real_time
 from tests.mq_broker.broker.by_token import over_tls
 from tests.mq_broker.broker.channel import Channel
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker
@@ -125,19 +126,16 @@ def test_a_brokers_certificate_is_no_users_whether_rights_are_judged_or_not(
     with_broker(certs, tmp_path / "data", job, **fields)
 
 
-def test_every_method_refuses_who_is_no_user(tmp_path: Path) -> None:
+@real_time
+async def test_every_method_refuses_who_is_no_user(tmp_path: Path) -> None:
     """Streams, too, and before a request is read."""
     certs = Certs(tmp_path / "certs", 1)
     broker = certs.tls(certs.security_of(certs.authority.broker(1, [HOST]), "broker"))
-
-    async def scenario() -> None:
-        async with over_tls(tmp_path, certs) as place:
-            for shown, refused in ((broker, PermissionDenied), (certs.tls(), NotAuthenticated)):
-                channel = Channel(place.address, shown)
-                for method in BROKER.methods:
-                    assert isinstance(await channel.refusal(method), refused), method
-
-    asyncio.run(scenario())
+    async with over_tls(tmp_path, certs) as place:
+        for shown, refused in ((broker, PermissionDenied), (certs.tls(), NotAuthenticated)):
+            channel = Channel(place.address, shown)
+            for method in BROKER.methods:
+                assert isinstance(await channel.refusal(method), refused), method
 
 
 def test_no_method_is_reached_with_a_certificate_that_is_not_good(

@@ -29,6 +29,7 @@ from mq_protocol.errors import TritonMQError
 from mq_protocol.methods import BROKER, PEER
 from mq_protocol.pem import CA_FILE
 from mq_protocol.secrets import new_api_token
+from tests.coroutines import real_time
 from tests.issuer import AUDIENCE, Issuer
 from tests.mq_broker.broker.by_token import Place, beside, over_tls
 from tests.mq_broker.broker.cluster import Broker, rows, until
@@ -95,119 +96,109 @@ BAD = {
 }
 
 
-def test_who_has_no_good_token_is_told_nothing_by_any_method_and_the_audit_log_says_why(
+@real_time
+async def test_who_has_no_good_token_is_told_nothing_by_any_method_and_the_audit_log_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[bytes] = []
     monkeypatch.setattr(bounds, "parse", lambda data, _kind: parsed.append(data))
     monkeypatch.setattr("mq_broker.security.failures.FAILURES", 10_000)
-
-    async def main() -> None:
-        async with over_tls(tmp_path) as place:
-            for user in ("", "admin"):  # a certificate does not stand in for a token that is not good
-                for token, _ in BAD.values():
-                    async with place.shown(user, token=token) as stranger:
-                        error = await stranger.channel.refusal("Metadata")
-                        assert isinstance(error, NotAuthenticated)
-                        assert str(error) == "not authenticated"
-            async with place.shown(token="abc") as stranger:
-                for method in BROKER.methods:
-                    assert isinstance(await stranger.channel.refusal(method), NotAuthenticated), method
-                for method in PEER.methods.keys() - BROKER.methods.keys():
-                    assert isinstance(await stranger.channel.refusal(method), InvalidRequest), method
-        for _, why in BAD.values():
-            await asyncio.to_thread(place.wait_until_audited, why, "Metadata")
-        assert not [line for line in (place.data / "audit.log").read_text().splitlines() if "a" * 40 in line]
-        assert not parsed
-
-    asyncio.run(main())
+    async with over_tls(tmp_path) as place:
+        for user in ("", "admin"):  # a certificate does not stand in for a token that is not good
+            for token, _ in BAD.values():
+                async with place.shown(user, token=token) as stranger:
+                    error = await stranger.channel.refusal("Metadata")
+                    assert isinstance(error, NotAuthenticated)
+                    assert str(error) == "not authenticated"
+        async with place.shown(token="abc") as stranger:
+            for method in BROKER.methods:
+                assert isinstance(await stranger.channel.refusal(method), NotAuthenticated), method
+            for method in PEER.methods.keys() - BROKER.methods.keys():
+                assert isinstance(await stranger.channel.refusal(method), InvalidRequest), method
+    for _, why in BAD.values():
+        await asyncio.to_thread(place.wait_until_audited, why, "Metadata")
+    assert not [line for line in (place.data / "audit.log").read_text().splitlines() if "a" * 40 in line]
+    assert not parsed
 
 
-def test_who_shows_a_token_and_a_certificate_is_the_tokens_user(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with over_tls(tmp_path) as place:
-            token = await asyncio.to_thread(prepared, place)
-            request = pb.CreateTopicRequest(name="x", partitions=1, replicas=1)
-            for user in ("", "admin"):
-                async with place.shown(user, token=token) as etl:
-                    with pytest.raises(PermissionDenied, match="User:etl"):
-                        await etl.ask("CreateTopic", request)
-
-    asyncio.run(main())
+@real_time
+async def test_who_shows_a_token_and_a_certificate_is_the_tokens_user(tmp_path: Path) -> None:
+    async with over_tls(tmp_path) as place:
+        token = await asyncio.to_thread(prepared, place)
+        request = pb.CreateTopicRequest(name="x", partitions=1, replicas=1)
+        for user in ("", "admin"):
+            async with place.shown(user, token=token) as etl:
+                with pytest.raises(PermissionDenied, match="User:etl"):
+                    await etl.ask("CreateTopic", request)
 
 
 @pytest.mark.parametrize("how", ["revoked", "deleted"])
-def test_what_a_token_has_open_ends_with_it(how: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with over_tls(tmp_path) as place:
-            token = await asyncio.to_thread(prepared, place)
-            async with place.shown(token=token) as etl:
-                calls = [await opening(etl) for opening, _ in OPEN.values()]
-                for call in calls:
-                    assert await call.read() is not None
-                async with etl.producing() as stream:
-                    await stream.send("t", encode_batch(rows(1)), 1)
-                    await stream.result()
-                    with place.admin() as admin:
-                        if how == "revoked":
-                            await asyncio.to_thread(admin.revoke_token, token[4:20])
-                        else:
-                            await asyncio.to_thread(admin.delete_user, "etl")
-                    for call in (*calls, stream.call):
-                        error = await call.error()
-                        assert isinstance(error, NotAuthenticated)
-                        assert str(error) == "not authenticated"
-                with pytest.raises(NotAuthenticated, match=r"^not authenticated$"):
-                    await etl.metadata("t")
-
-    asyncio.run(main())
+@real_time
+async def test_what_a_token_has_open_ends_with_it(how: str, tmp_path: Path) -> None:
+    async with over_tls(tmp_path) as place:
+        token = await asyncio.to_thread(prepared, place)
+        async with place.shown(token=token) as etl:
+            calls = [await opening(etl) for opening, _ in OPEN.values()]
+            for call in calls:
+                assert await call.read() is not None
+            async with etl.producing() as stream:
+                await stream.send("t", encode_batch(rows(1)), 1)
+                await stream.result()
+                with place.admin() as admin:
+                    if how == "revoked":
+                        await asyncio.to_thread(admin.revoke_token, token[4:20])
+                    else:
+                        await asyncio.to_thread(admin.delete_user, "etl")
+                for call in (*calls, stream.call):
+                    error = await call.error()
+                    assert isinstance(error, NotAuthenticated)
+                    assert str(error) == "not authenticated"
+            with pytest.raises(NotAuthenticated, match=r"^not authenticated$"):
+                await etl.metadata("t")
 
 
-def test_a_jwt_is_its_user_with_its_groups_and_its_streams_end_with_it(
+@real_time
+async def test_a_jwt_is_its_user_with_its_groups_and_its_streams_end_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(oidc, "SKEW_S", 0.0)
+    with Issuer(tmp_path / "issuer") as issuer:
+        options = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE, "oidc_ca": issuer.ca}
+        async with over_tls(tmp_path, **options) as place:
+            await asyncio.to_thread(prepared, place)
+            with place.admin() as admin:
+                night = [AclRule("Group:night", "Read", "Topic", "night-", prefix=True)]
+                no_day = [AclRule("Group:night", "Describe", "Topic", "t", deny=True)]
+                await asyncio.to_thread(admin.alter_acls, [*night, *no_day])
+                await asyncio.to_thread(admin.create_topic, "night-1", partitions=1, replicas=1)
 
-    async def main() -> None:
-        with Issuer(tmp_path / "issuer") as issuer:
-            options = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE, "oidc_ca": issuer.ca}
-            async with over_tls(tmp_path, **options) as place:
-                await asyncio.to_thread(prepared, place)
-                with place.admin() as admin:
-                    night = [AclRule("Group:night", "Read", "Topic", "night-", prefix=True)]
-                    no_day = [AclRule("Group:night", "Describe", "Topic", "t", deny=True)]
-                    await asyncio.to_thread(admin.alter_acls, [*night, *no_day])
-                    await asyncio.to_thread(admin.create_topic, "night-1", partitions=1, replicas=1)
+            async def sees(token: str) -> list[str]:
+                async with place.shown(token=token) as client:
+                    answer = await client.ask("Metadata", pb.MetadataRequest(topics=["night-1", "t"]))
+                    return sorted(topic.name for topic in answer.topics)
 
-                async def sees(token: str) -> list[str]:
-                    async with place.shown(token=token) as client:
-                        answer = await client.ask("Metadata", pb.MetadataRequest(topics=["night-1", "t"]))
-                        return sorted(topic.name for topic in answer.topics)
+            async def opened_and_ended() -> bool:
+                """Whether it was opened at all: else its time was over before, and a next one is asked for."""
+                ends = int(time.time()) + 4
+                async with place.shown(token=issuer.token(exp=ends)) as etl:
+                    call = await watching(etl)
+                    try:
+                        assert await call.read() is not None
+                    except NotAuthenticated:
+                        return False
+                    assert isinstance(await call.error(), NotAuthenticated)
+                    assert time.time() >= ends
+                    return True
 
-                async def opened_and_ended() -> bool:
-                    """Whether it was opened at all: else its time was over before, and a next one is asked for."""
-                    ends = int(time.time()) + 4
-                    async with place.shown(token=issuer.token(exp=ends)) as etl:
-                        call = await watching(etl)
-                        try:
-                            assert await call.read() is not None
-                        except NotAuthenticated:
-                            return False
-                        assert isinstance(await call.error(), NotAuthenticated)
-                        assert time.time() >= ends
-                        return True
-
-                assert await sees(issuer.token()) == ["t"]
-                assert await sees(issuer.token(groups=["night"])) == ["night-1"]
-                assert await sees(issuer.token(sub="other", groups=["day"])) == []
-                with pytest.raises(NotAuthenticated, match=r"^not authenticated$"):
-                    await sees(issuer.token(aud="others"))
-                await until(opened_and_ended)
-                await asyncio.to_thread(issuer.stop)
-                assert await sees(issuer.token()) == ["t"], "the keys are known"
-            await asyncio.to_thread(place.wait_until_audited, "the JWT is not good")
-
-    asyncio.run(main())
+            assert await sees(issuer.token()) == ["t"]
+            assert await sees(issuer.token(groups=["night"])) == ["night-1"]
+            assert await sees(issuer.token(sub="other", groups=["day"])) == []
+            with pytest.raises(NotAuthenticated, match=r"^not authenticated$"):
+                await sees(issuer.token(aud="others"))
+            await until(opened_and_ended)
+            await asyncio.to_thread(issuer.stop)
+            assert await sees(issuer.token()) == ["t"], "the keys are known"
+        await asyncio.to_thread(place.wait_until_audited, "the JWT is not good")
 
 
 def test_a_token_is_gone_at_a_broker_that_was_not_asked(
@@ -247,25 +238,23 @@ def test_a_token_is_gone_at_a_broker_that_was_not_asked(
     asyncio.run(main())
 
 
-def test_who_fails_often_waits_and_others_do_not(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with over_tls(tmp_path) as place:
-            token = await asyncio.to_thread(prepared, place)
+@real_time
+async def test_who_fails_often_waits_and_others_do_not(tmp_path: Path) -> None:
+    async with over_tls(tmp_path) as place:
+        token = await asyncio.to_thread(prepared, place)
 
-            async def seconds(token: str) -> float:
-                async with place.shown(token=token) as client:
-                    began = time.monotonic()
-                    with contextlib.suppress(NotAuthenticated):
-                        await client.metadata("t")
-                    return time.monotonic() - began
+        async def seconds(token: str) -> float:
+            async with place.shown(token=token) as client:
+                began = time.monotonic()
+                with contextlib.suppress(NotAuthenticated):
+                    await client.metadata("t")
+                return time.monotonic() - began
 
-            for _ in range(FAILURES):
-                await seconds("x")
-            many = await asyncio.gather(*(seconds("x") for _ in range(20)))
-            assert min(many) >= DELAY_S
-            assert min([await seconds(token) for _ in range(5)]) < DELAY_S, "with a good one nobody waits"
-
-    asyncio.run(main())
+        for _ in range(FAILURES):
+            await seconds("x")
+        many = await asyncio.gather(*(seconds("x") for _ in range(20)))
+        assert min(many) >= DELAY_S
+        assert min([await seconds(token) for _ in range(5)]) < DELAY_S, "with a good one nobody waits"
 
 
 def test_a_token_is_never_sent_in_plain_text(tmp_path: Path) -> None:
@@ -345,33 +334,30 @@ def test_who_may_make_users_makes_no_superuser(tmp_path: Path) -> None:
     beside(tmp_path, job)
 
 
-def test_a_request_that_was_answered_is_answered_again(tmp_path: Path) -> None:
+@real_time
+async def test_a_request_that_was_answered_is_answered_again(tmp_path: Path) -> None:
     """The answer may have been lost."""
-
-    async def main() -> None:
-        async with over_tls(tmp_path) as place:
-            root = (await asyncio.to_thread(place.made, "admin")).secret.reveal()
-            async with place.shown(token=root) as admin:
-                request = pb.AlterTokensRequest(
-                    create_user="etl", token=pb.NewApiToken(id="0" * 16, sha256=b"d" * 32, valid_s=60)
-                )
-                first = await admin.ask("AlterTokens", request)
-                again = await admin.ask("AlterTokens", request)
-                assert (first.changed, again.changed) == (True, False)
-                assert first.expires_s == again.expires_s
-                request.token.sha256 = b"e" * 32
-                wrong = [
-                    request,
-                    pb.AlterTokensRequest(),
-                    pb.AlterTokensRequest(create_user="x"),
-                    pb.AlterTokensRequest(user="etl"),
-                    pb.AlterTokensRequest(delete_user="a", revoke_token="b"),
-                    pb.AlterTokensRequest(token=request.token),
-                    pb.AlterTokensRequest(delete_user="etl", token=request.token),
-                    pb.AlterTokensRequest(user="etl", token=pb.NewApiToken(id="1" * 16, sha256=b"d", valid_s=60)),
-                ]
-                for each in wrong:
-                    with pytest.raises(InvalidRequest):
-                        await admin.ask("AlterTokens", each)
-
-    asyncio.run(main())
+    async with over_tls(tmp_path) as place:
+        root = (await asyncio.to_thread(place.made, "admin")).secret.reveal()
+        async with place.shown(token=root) as admin:
+            request = pb.AlterTokensRequest(
+                create_user="etl", token=pb.NewApiToken(id="0" * 16, sha256=b"d" * 32, valid_s=60)
+            )
+            first = await admin.ask("AlterTokens", request)
+            again = await admin.ask("AlterTokens", request)
+            assert (first.changed, again.changed) == (True, False)
+            assert first.expires_s == again.expires_s
+            request.token.sha256 = b"e" * 32
+            wrong = [
+                request,
+                pb.AlterTokensRequest(),
+                pb.AlterTokensRequest(create_user="x"),
+                pb.AlterTokensRequest(user="etl"),
+                pb.AlterTokensRequest(delete_user="a", revoke_token="b"),
+                pb.AlterTokensRequest(token=request.token),
+                pb.AlterTokensRequest(delete_user="etl", token=request.token),
+                pb.AlterTokensRequest(user="etl", token=pb.NewApiToken(id="1" * 16, sha256=b"d", valid_s=60)),
+            ]
+            for each in wrong:
+                with pytest.raises(InvalidRequest):
+                    await admin.ask("AlterTokens", each)

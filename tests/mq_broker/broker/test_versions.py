@@ -19,6 +19,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import IncompatibleVersion
 from mq_protocol.versions import LEVEL, PROTOCOL, PROTOCOL_OLDEST, Versions, check_overlap, ours
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import standalone
 from tests.mq_broker.coordination.conftest import opened as opened
 from tests.mq_broker.coordination.conftest import root as root
@@ -61,35 +62,31 @@ def test_what_is_not_said_or_is_nonsense_counts_as_the_first_version() -> None:
     assert "\n" not in str(Versions(2, 1, "0.3\nforged"))
 
 
-def test_a_client_that_speaks_no_common_protocol_is_refused_and_a_newer_one_answered(
+@virtual_time
+async def test_a_client_that_speaks_no_common_protocol_is_refused_and_a_newer_one_answered(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.ask("Metadata", pb.MetadataRequest(protocol=PROTOCOL + 5, protocol_oldest=PROTOCOL))
-            with pytest.raises(
-                IncompatibleVersion, match=r"this client .* have no protocol in common: upgrade broker 1"
-            ):
-                await broker.ask("Metadata", pb.MetadataRequest(protocol=PROTOCOL + 2, protocol_oldest=PROTOCOL + 1))
-
-    in_virtual_time(scenario())
+    async with standalone(tmp_path) as broker:
+        await broker.ask("Metadata", pb.MetadataRequest(protocol=PROTOCOL + 5, protocol_oldest=PROTOCOL))
+        with pytest.raises(IncompatibleVersion, match=r"this client .* have no protocol in common: upgrade broker 1"):
+            await broker.ask("Metadata", pb.MetadataRequest(protocol=PROTOCOL + 2, protocol_oldest=PROTOCOL + 1))
 
 
-def test_metadata_tell_the_versions_of_brokers_and_the_level_of_the_cluster(tmp_path: Path, next_level: int) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            answer = await broker.metadata()
-            (info,) = answer.brokers
-            assert (answer.level, answer.protocol, answer.protocol_oldest) == (LEVEL, PROTOCOL, PROTOCOL_OLDEST)
-            assert (info.release, info.protocol, info.level) == (ours().release, PROTOCOL, next_level)
-            planned = await broker.ask("Upgrade", pb.UpgradeRequest(plan=True))
-            assert (planned.level, planned.target, list(planned.absent)) == (LEVEL, next_level, [])
-            assert (await broker.ask("Upgrade", pb.UpgradeRequest())).level == next_level
-            assert (await broker.ask("Upgrade", pb.UpgradeRequest())).level == next_level
-        async with standalone(tmp_path) as broker:
-            assert (await broker.metadata()).level == next_level
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_metadata_tell_the_versions_of_brokers_and_the_level_of_the_cluster(
+    tmp_path: Path, next_level: int
+) -> None:
+    async with standalone(tmp_path) as broker:
+        answer = await broker.metadata()
+        (info,) = answer.brokers
+        assert (answer.level, answer.protocol, answer.protocol_oldest) == (LEVEL, PROTOCOL, PROTOCOL_OLDEST)
+        assert (info.release, info.protocol, info.level) == (ours().release, PROTOCOL, next_level)
+        planned = await broker.ask("Upgrade", pb.UpgradeRequest(plan=True))
+        assert (planned.level, planned.target, list(planned.absent)) == (LEVEL, next_level, [])
+        assert (await broker.ask("Upgrade", pb.UpgradeRequest())).level == next_level
+        assert (await broker.ask("Upgrade", pb.UpgradeRequest())).level == next_level
+    async with standalone(tmp_path) as broker:
+        assert (await broker.metadata()).level == next_level
 
 
 def test_a_leader_writes_no_operation_above_the_level(

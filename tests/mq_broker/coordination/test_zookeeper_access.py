@@ -22,6 +22,7 @@ from mq_broker.coordination.zookeeper_closing import Closing
 from mq_broker.core.messages import CasOutcome
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidSetting
+from tests.coroutines import real_time
 from tests.mq_broker.coordination.wire import LASTING_MS, WAIT_S, Heard, eventually, id_of, state_of
 
 pytestmark = pytest.mark.cluster
@@ -171,63 +172,58 @@ def test_what_the_manual_says_closes_what_is_beside_the_tree(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("credential", "said"), [(None, "--zookeeper-auth FILE"), (OTHER, "other.auth")])
-def test_a_broker_without_the_right_credential_is_told_what_to_do(
+@real_time
+async def test_a_broker_without_the_right_credential_is_told_what_to_do(
     zookeeper: str, root: str, credential: Credential | None, said: str
 ) -> None:
-    async def main() -> None:
-        async with session(zookeeper, root, OURS):
+    async with session(zookeeper, root, OURS):
+        pass
+    with pytest.raises(CoordinationUnavailable, match=said) as error:
+        async with session(zookeeper, root, credential):
             pass
-        with pytest.raises(CoordinationUnavailable, match=said) as error:
-            async with session(zookeeper, root, credential):
-                pass
-        assert "guessed" not in str(error.value)
-
-    asyncio.run(main())
+    assert "guessed" not in str(error.value)
 
 
-def test_another_credential_is_refused_while_the_cluster_is_still_open(zookeeper: str, root: str) -> None:
-    async def main() -> None:
-        async with session(zookeeper, root) as before:
-            await before.cluster_id()
-        async with session(zookeeper, root, OURS) as service:
-            assert service.access == "open"
-        with pytest.raises(CoordinationUnavailable, match="belong to another"):
-            async with session(zookeeper, root, OTHER):
-                pass
-
-    asyncio.run(main())
+@real_time
+async def test_another_credential_is_refused_while_the_cluster_is_still_open(zookeeper: str, root: str) -> None:
+    async with session(zookeeper, root) as before:
+        await before.cluster_id()
+    async with session(zookeeper, root, OURS) as service:
+        assert service.access == "open"
+    with pytest.raises(CoordinationUnavailable, match="belong to another"):
+        async with session(zookeeper, root, OTHER):
+            pass
 
 
-def test_brokers_with_and_without_a_credential_work_together_until_the_cluster_is_closed(
+@real_time
+async def test_brokers_with_and_without_a_credential_work_together_until_the_cluster_is_closed(
     zookeeper: str, root: str
 ) -> None:
-    async def main() -> None:
-        async with session(zookeeper, root) as old, session(zookeeper, root, OURS) as new:
-            await make_one_of_each(old, 1, "orders")
-            await make_one_of_each(new, 2, "payments")
-            assert (old.access, new.access) == ("open", "open")
-            assert (await old.write_state(id_of("p"), 0, 1, state_of()))[0] is CasOutcome.DONE
-            assert sorted(await old.topics()) == sorted(await new.topics()) == ["orders", "payments"]
-            async with Closing(zookeeper, OURS, root) as closing:
-                assert (await closing.check()).opened > 15
-                with pytest.raises(InvalidRequest, match="broker 1 runs without"):
-                    await closing.close()
-            assert new.access == "open"
-        async with session(zookeeper, root, OURS) as new:
-            await new.register(BrokerRegistration(2, 9, "127.0.0.1:7402", zookeeper_auth=True))
-            async with Closing(zookeeper, OURS, root) as closing:
-                done = await closing.close()
-                assert done.opened > 15
-                assert (await closing.check()).opened == 0
-                assert (await closing.close()).opened == 0  # once more does no harm
-            await told(new, "closed")
-            await make_one_of_each(new, 2, "returns")
-            assert await asyncio.to_thread(open_nodes, zookeeper, root) == []
-
-    asyncio.run(main())
+    async with session(zookeeper, root) as old, session(zookeeper, root, OURS) as new:
+        await make_one_of_each(old, 1, "orders")
+        await make_one_of_each(new, 2, "payments")
+        assert (old.access, new.access) == ("open", "open")
+        assert (await old.write_state(id_of("p"), 0, 1, state_of()))[0] is CasOutcome.DONE
+        assert sorted(await old.topics()) == sorted(await new.topics()) == ["orders", "payments"]
+        async with Closing(zookeeper, OURS, root) as closing:
+            assert (await closing.check()).opened > 15
+            with pytest.raises(InvalidRequest, match="broker 1 runs without"):
+                await closing.close()
+        assert new.access == "open"
+    async with session(zookeeper, root, OURS) as new:
+        await new.register(BrokerRegistration(2, 9, "127.0.0.1:7402", zookeeper_auth=True))
+        async with Closing(zookeeper, OURS, root) as closing:
+            done = await closing.close()
+            assert done.opened > 15
+            assert (await closing.check()).opened == 0
+            assert (await closing.close()).opened == 0  # once more does no harm
+        await told(new, "closed")
+        await make_one_of_each(new, 2, "returns")
+        assert await asyncio.to_thread(open_nodes, zookeeper, root) == []
 
 
-def test_work_that_is_broken_off_anywhere_does_no_harm_and_is_gone_on_with(
+@real_time
+async def test_work_that_is_broken_off_anywhere_does_no_harm_and_is_gone_on_with(
     zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As kill -9 of the command: what it keeps is in ZooKeeper alone."""
@@ -254,61 +250,54 @@ def test_work_that_is_broken_off_anywhere_does_no_harm_and_is_gone_on_with(
                 return True
         return False
 
-    async def main() -> None:
-        async with session(zookeeper, root) as old:
-            await make_one_of_each(old)
-        async with session(zookeeper, root, OURS) as broker, session(zookeeper, root, OURS) as watching:
-            for turn, count in enumerate((0, 2, 8)):
-                assert await broken_off_after(count)
-                await told(broker, "closing")
-                topic = TopicSpec(f"t{turn}", id_of(f"{turn}"), ((1,),))
-                await broker.create_topic(topic, (state_of(),))
-                assert f"t{turn}" in await watching.topics()
-                async with session(zookeeper, root, OURS) as restarted:
-                    assert (await restarted.write_state(topic.topic_id, 0, 0, state_of()))[0] is CasOutcome.DONE
-                with pytest.raises(CoordinationUnavailable):
-                    async with session(zookeeper, root, OTHER):
-                        pass
-            assert await asyncio.to_thread(open_nodes, zookeeper, root) != []
-            assert not await broken_off_after(1_000)
-            await told(broker, "closed")
-            assert await asyncio.to_thread(open_nodes, zookeeper, root) == []
-
-    asyncio.run(main())
-
-
-def test_a_broker_that_is_locked_out_while_it_runs_is_told_so_and_loses_nothing(zookeeper: str, root: str) -> None:
-    async def main() -> None:
-        async with session(zookeeper, root) as without:
-            await make_one_of_each(without)
-            with kazoo(zookeeper) as client:
-                for path in await asyncio.to_thread(nodes_of, client, root):
-                    await asyncio.to_thread(client.set_acls, path, OURS.acl)
-            for asked in (without.topics(), without.brokers(), without.level(), without.read_state(id_of("o"), 0)):
-                with pytest.raises(CoordinationUnavailable, match="--zookeeper-auth"):
-                    await asyncio.wait_for(asked, 20)
-            both = await asyncio.gather(
-                *(without.read_state(id_of("o"), each) for each in (0, 1)), return_exceptions=True
-            )
-            assert [type(error) for error in both] == [CoordinationUnavailable] * 2
-            assert (await without.write_state(id_of("o"), 0, 1, state_of()))[0] is CasOutcome.UNKNOWN
-            with pytest.raises(CoordinationUnavailable, match="--zookeeper-auth"):
-                await without.create_topic(TopicSpec("more", id_of("m"), ((1,),)), (state_of(),))
-            assert (await without.security.write({"acls/1": (-1, b"{}")}))[0] is CasOutcome.UNKNOWN
-
-    asyncio.run(main())
-
-
-def test_a_session_that_connects_again_shows_its_credential_again(zookeeper: str, root: str) -> None:
-    async def main() -> None:
-        async with session(zookeeper, root, OURS) as service:
-            service._store._session._client._connection._socket.shutdown(2)
-            assert await service.topics() == {}, "which is asked again until it is connected"
-            await service.create_topic(TopicSpec("orders", id_of("o"), ((1,),)), (state_of(),))
-            assert list(await service.topics()) == ["orders"]
+    async with session(zookeeper, root) as old:
+        await make_one_of_each(old)
+    async with session(zookeeper, root, OURS) as broker, session(zookeeper, root, OURS) as watching:
+        for turn, count in enumerate((0, 2, 8)):
+            assert await broken_off_after(count)
+            await told(broker, "closing")
+            topic = TopicSpec(f"t{turn}", id_of(f"{turn}"), ((1,),))
+            await broker.create_topic(topic, (state_of(),))
+            assert f"t{turn}" in await watching.topics()
+            async with session(zookeeper, root, OURS) as restarted:
+                assert (await restarted.write_state(topic.topic_id, 0, 0, state_of()))[0] is CasOutcome.DONE
+            with pytest.raises(CoordinationUnavailable):
+                async with session(zookeeper, root, OTHER):
+                    pass
+        assert await asyncio.to_thread(open_nodes, zookeeper, root) != []
+        assert not await broken_off_after(1_000)
+        await told(broker, "closed")
         assert await asyncio.to_thread(open_nodes, zookeeper, root) == []
 
-    asyncio.run(main())
+
+@real_time
+async def test_a_broker_that_is_locked_out_while_it_runs_is_told_so_and_loses_nothing(
+    zookeeper: str, root: str
+) -> None:
+    async with session(zookeeper, root) as without:
+        await make_one_of_each(without)
+        with kazoo(zookeeper) as client:
+            for path in await asyncio.to_thread(nodes_of, client, root):
+                await asyncio.to_thread(client.set_acls, path, OURS.acl)
+        for asked in (without.topics(), without.brokers(), without.level(), without.read_state(id_of("o"), 0)):
+            with pytest.raises(CoordinationUnavailable, match="--zookeeper-auth"):
+                await asyncio.wait_for(asked, 20)
+        both = await asyncio.gather(*(without.read_state(id_of("o"), each) for each in (0, 1)), return_exceptions=True)
+        assert [type(error) for error in both] == [CoordinationUnavailable] * 2
+        assert (await without.write_state(id_of("o"), 0, 1, state_of()))[0] is CasOutcome.UNKNOWN
+        with pytest.raises(CoordinationUnavailable, match="--zookeeper-auth"):
+            await without.create_topic(TopicSpec("more", id_of("m"), ((1,),)), (state_of(),))
+        assert (await without.security.write({"acls/1": (-1, b"{}")}))[0] is CasOutcome.UNKNOWN
+
+
+@real_time
+async def test_a_session_that_connects_again_shows_its_credential_again(zookeeper: str, root: str) -> None:
+    async with session(zookeeper, root, OURS) as service:
+        service._store._session._client._connection._socket.shutdown(2)
+        assert await service.topics() == {}, "which is asked again until it is connected"
+        await service.create_topic(TopicSpec("orders", id_of("o"), ((1,),)), (state_of(),))
+        assert list(await service.topics()) == ["orders"]
+    assert await asyncio.to_thread(open_nodes, zookeeper, root) == []
 
 
 def test_neither_a_password_nor_a_secret_is_logged(zookeeper: str, root: str, caplog: pytest.LogCaptureFixture) -> None:

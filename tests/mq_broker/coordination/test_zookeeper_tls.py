@@ -26,6 +26,7 @@ from mq_broker.coordination.zookeeper_tls import TlsHandler
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
 from mq_protocol.pem import Files, files_in, files_of_broker
+from tests.coroutines import real_time
 from tests.mq_broker.coordination.wire import LASTING_MS, WAIT_S, Heard, eventually, id_of, state_of
 from tests.securing import HOST, Certs
 
@@ -140,33 +141,30 @@ def test_files_of_no_use_are_refused_at_the_start(secured: Secured, root: str, t
     refusal(secured.server.hosts, root, files_in(tmp_path / "none"), "cannot be read")
 
 
-def test_replaced_files_count_from_the_next_connection_on(secured: Secured, root: str, tmp_path: Path) -> None:
+@real_time
+async def test_replaced_files_count_from_the_next_connection_on(secured: Secured, root: str, tmp_path: Path) -> None:
     here = tmp_path / "broker"
     shutil.copytree(secured.certs.path / "broker.2", here)
     files = files_of_broker(here, 2)
+    service = CoordinationService(
+        ZooKeeperStore(secured.server.hosts, LASTING_MS, root, credential=CREDENTIAL, tls=files)
+    )
+    await service.start(Heard())
+    try:
+        client = service._store._session._client
+        assert client is not None
+        good = files.key.read_bytes()
+        files.key.write_bytes(b"")  # in the middle of being replaced
+        client._connection._socket.shutdown(socket.SHUT_RDWR)
 
-    async def main() -> None:
-        service = CoordinationService(
-            ZooKeeperStore(secured.server.hosts, LASTING_MS, root, credential=CREDENTIAL, tls=files)
-        )
-        await service.start(Heard())
-        try:
-            client = service._store._session._client
-            assert client is not None
-            good = files.key.read_bytes()
-            files.key.write_bytes(b"")  # in the middle of being replaced
-            client._connection._socket.shutdown(socket.SHUT_RDWR)
+        async def told() -> bool:
+            return "broker.key" in client.handler.fault
 
-            async def told() -> bool:
-                return "broker.key" in client.handler.fault
-
-            await eventually(told)
-            files.key.write_bytes(good)
-            assert await service.topics() == {}
-        finally:
-            await service.stop()
-
-    asyncio.run(main())
+        await eventually(told)
+        files.key.write_bytes(good)
+        assert await service.topics() == {}
+    finally:
+        await service.stop()
 
 
 def test_the_key_of_an_embedded_server_is_closed_to_others(secured: Secured) -> None:

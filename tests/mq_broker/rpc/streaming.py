@@ -18,7 +18,7 @@ from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.service import Batches, ProduceRequests, Room, Send, served
 from mq_broker.security.authority import Authority
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Kind, Said, error_of, parsed, said, say, say_envelope
+from mq_protocol.call import Kind, Said, error_of, parsed, said, say
 from mq_protocol.connection import connect
 from mq_protocol.envelope import Envelope
 from mq_protocol.errors import TritonMQError
@@ -209,7 +209,8 @@ def opening(method: str = "Produce", **fields: Any) -> list[Any]:
 
 
 def batch(correlation: int, payload: bytes = b"", topic: str = "t") -> list[Any]:
-    return say_envelope(Envelope(pb.ProduceHeader(correlation=correlation, topic=topic), (payload,)))
+    header = pb.ProduceHeader(correlation=correlation, topic=topic)
+    return say(Kind.MESSAGE, header.SerializeToString(), (payload,))
 
 
 @contextlib.asynccontextmanager
@@ -224,17 +225,15 @@ async def connected(served: Served, tls: ssl.SSLContext | None = None) -> AsyncI
         writer.transport.abort()
 
 
-def run(scenario: Callable[[Served], Any], authority: Authority | None = None, **options: Any) -> None:
-    async def main() -> None:
-        served = Served(authority, **options)
-        served.server.start()
-        try:
-            async with asyncio.timeout(3 * DEADLINE_S):
-                await scenario(served)
-        finally:
-            await served.server.stop()
-
-    asyncio.run(main())
+@contextlib.asynccontextmanager
+async def serving(authority: Authority | None = None, **options: Any) -> AsyncIterator[Served]:
+    served = Served(authority, **options)
+    served.server.start()
+    try:
+        async with asyncio.timeout(3 * DEADLINE_S):
+            yield served
+    finally:
+        await served.server.stop()
 
 
 async def until(true: Callable[[], bool]) -> None:

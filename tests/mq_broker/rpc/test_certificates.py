@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from mq_broker.rpc.certificates import WARN_DAYS, Certificates
 from mq_dev.certificates import write_broker
 from mq_protocol.errors import InvalidSetting
+from tests.coroutines import real_time
 from tests.logs import said_here
 from tests.securing import EXPIRED, NOT_YET, Certs
 
@@ -50,32 +50,32 @@ def test_a_key_that_others_read_is_refused(certs: Certs) -> None:
         Certificates(certs.path, 1)
 
 
-def test_a_new_pair_is_taken_and_a_bad_one_leaves_the_former(certs: Certs, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        kept = Certificates(certs.path, 1)
-        first, directory = kept.shown.serial, certs.path / "broker.1"
-        await kept.look()
-        assert kept.generation == 1
-        (directory / "broker.key").write_bytes(certs.authority.broker(1, ["h"]).key)
-        await kept.look()
-        assert (kept.generation, kept.shown.serial) == (1, first)
-        assert "do not belong together" in caplog.text
-        certs.authority.broker(1, ["127.0.0.1"], span=EXPIRED).write(directory, "broker")
-        await kept.look()
-        assert (kept.generation, kept.shown.serial) == (1, first)
-        assert "has expired" in caplog.text
-        certs.authority.broker(2, ["127.0.0.1"]).write(directory, "broker")
-        await kept.look()
-        assert kept.shown.serial == first
-        write_broker(certs.authority, certs.path, 1, ["127.0.0.1"])
-        await kept.look()
-        assert kept.generation == 2
-        assert kept.shown.serial != first
-        (directory / "broker.crt").unlink()
-        await kept.look()
-        assert kept.generation == 2
-
-    asyncio.run(scenario())
+@real_time
+async def test_a_new_pair_is_taken_and_a_bad_one_leaves_the_former(
+    certs: Certs, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = Certificates(certs.path, 1)
+    first, directory = kept.shown.serial, certs.path / "broker.1"
+    await kept.look()
+    assert kept.generation == 1
+    (directory / "broker.key").write_bytes(certs.authority.broker(1, ["h"]).key)
+    await kept.look()
+    assert (kept.generation, kept.shown.serial) == (1, first)
+    assert "do not belong together" in caplog.text
+    certs.authority.broker(1, ["127.0.0.1"], span=EXPIRED).write(directory, "broker")
+    await kept.look()
+    assert (kept.generation, kept.shown.serial) == (1, first)
+    assert "has expired" in caplog.text
+    certs.authority.broker(2, ["127.0.0.1"]).write(directory, "broker")
+    await kept.look()
+    assert kept.shown.serial == first
+    write_broker(certs.authority, certs.path, 1, ["127.0.0.1"])
+    await kept.look()
+    assert kept.generation == 2
+    assert kept.shown.serial != first
+    (directory / "broker.crt").unlink()
+    await kept.look()
+    assert kept.generation == 2
 
 
 def test_what_ends_soon_is_told_once_a_day(certs: Certs, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,6 @@ alone."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ssl
 import time
@@ -34,6 +33,7 @@ from mq_protocol.errors import (
 )
 from mq_protocol.methods import BROKER
 from mq_protocol.pem import context, read
+from tests.coroutines import real_time
 from tests.mq_broker.rpc.streaming import Served, ask, asking, connected, server_tls
 from tests.securing import HOST, Certs
 
@@ -136,14 +136,12 @@ def passed_on(**fields: Any) -> pb.CallOpen:
 # ---------------------------------------------------------------- what brokers pass on
 
 
-def test_the_client_is_seen_whose_call_it_is() -> None:
-    async def scenario() -> None:
-        async with for_brokers() as there:
-            seen = await there.answers(signed())
-            assert seen == (NOBODY, "", "ipv4:c:1 by broker 2", ClientPort())
-            assert not there.refusals.counts
-
-    asyncio.run(scenario())
+@real_time
+async def test_the_client_is_seen_whose_call_it_is() -> None:
+    async with for_brokers() as there:
+        seen = await there.answers(signed())
+        assert seen == (NOBODY, "", "ipv4:c:1 by broker 2", ClientPort())
+        assert not there.refusals.counts
 
 
 FORGED: dict[str, Callable[[], pb.CallOpen]] = {
@@ -162,130 +160,111 @@ FORGED: dict[str, Callable[[], pb.CallOpen]] = {
 
 
 @pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED.keys())
-def test_what_nobody_has_signed_is_refused(forged: Callable[[], pb.CallOpen]) -> None:
-    async def scenario() -> None:
-        async with for_brokers() as there:
-            error = await there.refuses(forged())
+@real_time
+async def test_what_nobody_has_signed_is_refused(forged: Callable[[], pb.CallOpen]) -> None:
+    async with for_brokers() as there:
+        error = await there.refuses(forged())
+        assert isinstance(error, PeerRefused)
+        assert error.why == pb.PEER_NO_PROOF
+        assert there.asked == []
+        assert there.refusals.counts.total() == 1
+
+
+@real_time
+async def test_what_is_old_or_of_a_former_life_or_for_another_broker_is_refused() -> None:
+    async with for_brokers() as there:
+        for by, why in (
+            (proof(ahead_ms=-35_000), pb.PEER_EXPIRED),
+            (proof(ahead_ms=35_000), pb.PEER_EXPIRED),
+            (proof(incarnation=2), pb.PEER_FORMER_LIFE),
+        ):
+            error = await there.refuses(signed(by))
             assert isinstance(error, PeerRefused)
-            assert error.why == pb.PEER_NO_PROOF
-            assert there.asked == []
-            assert there.refusals.counts.total() == 1
-
-    asyncio.run(scenario())
+            assert error.why == why
+        assert isinstance(await there.refuses(signed(to=3)), Unreachable), "so that the client asks again"
+        assert there.asked == []
 
 
-def test_what_is_old_or_of_a_former_life_or_for_another_broker_is_refused() -> None:
-    async def scenario() -> None:
-        async with for_brokers() as there:
-            for by, why in (
-                (proof(ahead_ms=-35_000), pb.PEER_EXPIRED),
-                (proof(ahead_ms=35_000), pb.PEER_EXPIRED),
-                (proof(incarnation=2), pb.PEER_FORMER_LIFE),
-            ):
-                error = await there.refuses(signed(by))
-                assert isinstance(error, PeerRefused)
-                assert error.why == why
-            assert isinstance(await there.refuses(signed(to=3)), Unreachable), "so that the client asks again"
-            assert there.asked == []
-
-    asyncio.run(scenario())
+@real_time
+async def test_in_plain_text_nobody_has_a_name() -> None:
+    async with for_brokers() as there:
+        error = await there.refuses(signed(principal="User:etl"))
+        assert isinstance(error, PeerRefused)
+        assert error.why == pb.PEER_NOT_ITSELF
+        assert there.asked == []
 
 
-def test_in_plain_text_nobody_has_a_name() -> None:
-    async def scenario() -> None:
-        async with for_brokers() as there:
-            error = await there.refuses(signed(principal="User:etl"))
+@real_time
+async def test_over_tls_a_broker_passes_on_names_and_a_user_does_not_though_it_knows_the_secret(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1, 2, 3)
+    two, three = (Certificates(certs.path, broker).client_context() for broker in (2, 3))
+    mallory = context(read(certs.user("mallory").files()), server=False)
+    named = signed(principal="User:etl", serial="a1")
+    async with for_brokers(tls=server_tls(certs)) as there:
+        assert await there.answers(named, two) == ("User:etl", "a1", "ipv4:c:1 by broker 2", ClientPort(tls=True))
+        by_token = signed(principal="User:etl", by_token=True, token_expires_s=1e12)
+        assert (await there.answers(by_token, two))[3] == ClientPort(tls=True, token=True)
+        for other in (mallory, three):
+            error = await there.refuses(named, other)
             assert isinstance(error, PeerRefused)
             assert error.why == pb.PEER_NOT_ITSELF
-            assert there.asked == []
-
-    asyncio.run(scenario())
-
-
-def test_over_tls_a_broker_passes_on_names_and_a_user_does_not_though_it_knows_the_secret(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        certs = Certs(tmp_path / "certs", 1, 2, 3)
-        two, three = (Certificates(certs.path, broker).client_context() for broker in (2, 3))
-        mallory = context(read(certs.user("mallory").files()), server=False)
-        named = signed(principal="User:etl", serial="a1")
-        async with for_brokers(tls=server_tls(certs)) as there:
-            assert await there.answers(named, two) == ("User:etl", "a1", "ipv4:c:1 by broker 2", ClientPort(tls=True))
-            by_token = signed(principal="User:etl", by_token=True, token_expires_s=1e12)
-            assert (await there.answers(by_token, two))[3] == ClientPort(tls=True, token=True)
-            for other in (mallory, three):
-                error = await there.refuses(named, other)
-                assert isinstance(error, PeerRefused)
-                assert error.why == pb.PEER_NOT_ITSELF
-            for nobody in ("Broker:2", "admin", ""):
-                assert isinstance(await there.refuses(signed(principal=nobody), two), InvalidRequest)
-            assert len(there.asked) == 2
-
-    asyncio.run(scenario())
+        for nobody in ("Broker:2", "admin", ""):
+            assert isinstance(await there.refuses(signed(principal=nobody), two), InvalidRequest)
+        assert len(there.asked) == 2
 
 
-def test_who_has_no_name_is_not_led_to_a_broker_that_serves_nobody_in_plain_text(tmp_path: Path) -> None:
+@real_time
+async def test_who_has_no_name_is_not_led_to_a_broker_that_serves_nobody_in_plain_text(tmp_path: Path) -> None:
     """While a cluster is being secured another one still does."""
-
-    async def scenario() -> None:
-        certs = Certs(tmp_path / "certs", 1, 2)
-        async with for_brokers(tls=server_tls(certs)) as there:
-            error = await there.refuses(signed(), Certificates(certs.path, 2).client_context())
-            assert isinstance(error, NotAuthenticated)
-            assert "plain text" in str(error)
-            assert there.asked == []
-
-    asyncio.run(scenario())
+    certs = Certs(tmp_path / "certs", 1, 2)
+    async with for_brokers(tls=server_tls(certs)) as there:
+        error = await there.refuses(signed(), Certificates(certs.path, 2).client_context())
+        assert isinstance(error, NotAuthenticated)
+        assert "plain text" in str(error)
+        assert there.asked == []
 
 
-def test_the_rights_are_judged_of_whoever_asks(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        certs = Certs(tmp_path / "certs", 1, 2)
-        two = Certificates(certs.path, 2).client_context()
-        async with for_brokers(Authority(on=True), server_tls(certs)) as there:
-            who: dict[str, Any] = {"method": "Upgrade", "principal": "User:etl"}
-            assert isinstance(await there.refuses(signed(**who), two), PermissionDenied)
-            over = signed(**who, by_token=True, token_expires_s=1e12, api_token="gone")
-            assert isinstance(await there.refuses(over, two), NotAuthenticated)
-            assert there.asked == []
-
-    asyncio.run(scenario())
+@real_time
+async def test_the_rights_are_judged_of_whoever_asks(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1, 2)
+    two = Certificates(certs.path, 2).client_context()
+    async with for_brokers(Authority(on=True), server_tls(certs)) as there:
+        who: dict[str, Any] = {"method": "Upgrade", "principal": "User:etl"}
+        assert isinstance(await there.refuses(signed(**who), two), PermissionDenied)
+        over = signed(**who, by_token=True, token_expires_s=1e12, api_token="gone")
+        assert isinstance(await there.refuses(over, two), NotAuthenticated)
+        assert there.asked == []
 
 
-def test_what_was_passed_on_is_answered_here_whoever_is_meant() -> None:
-    async def scenario() -> None:
-        async with for_brokers() as there:
-            opened = signed()
-            opened.forward = f"{HOST}:1"
-            await there.answers(opened)
-
-    asyncio.run(scenario())
+@real_time
+async def test_what_was_passed_on_is_answered_here_whoever_is_meant() -> None:
+    async with for_brokers() as there:
+        opened = signed()
+        opened.forward = f"{HOST}:1"
+        await there.answers(opened)
 
 
-def test_a_connection_carries_calls_of_one_client_after_another_and_each_is_seen_as_its_own() -> None:
-    async def scenario() -> None:
-        async with for_brokers() as there, connected(there.served) as line:
-            line.say([PREAMBLE])
-            for port in (1, 2, 1):
-                opened = signed(address=f"ipv4:c:{port}")
-                line.say(asking("Metadata", protocol=1, passed_on=opened.passed_on))
-                await line.hear_answer()
-                await line.hear_end()
-            line.say(asking("Metadata"))
+@real_time
+async def test_a_connection_carries_calls_of_one_client_after_another_and_each_is_seen_as_its_own() -> None:
+    async with for_brokers() as there, connected(there.served) as line:
+        line.say([PREAMBLE])
+        for port in (1, 2, 1):
+            opened = signed(address=f"ipv4:c:{port}")
+            line.say(asking("Metadata", protocol=1, passed_on=opened.passed_on))
             await line.hear_answer()
-            *passed_on, last = [address for _, _, address, _ in there.asked]
-            assert passed_on == [f"ipv4:c:{n} by broker 2" for n in (1, 2, 1)]
-            assert "by broker" not in last, "the former call's proof is not this one's"
+            await line.hear_end()
+        line.say(asking("Metadata"))
+        await line.hear_answer()
+        *passed_on, last = [address for _, _, address, _ in there.asked]
+        assert passed_on == [f"ipv4:c:{n} by broker 2" for n in (1, 2, 1)]
+        assert "by broker" not in last, "the former call's proof is not this one's"
 
-    asyncio.run(scenario())
 
-
-def test_nothing_is_passed_on_to_a_port_for_clients() -> None:
-    async def scenario() -> None:
-        async with for_clients() as there:
-            assert isinstance(await there.refuses(signed()), PeerRefused)
-            assert there.asked == []
-
-    asyncio.run(scenario())
+@real_time
+async def test_nothing_is_passed_on_to_a_port_for_clients() -> None:
+    async with for_clients() as there:
+        assert isinstance(await there.refuses(signed()), PeerRefused)
+        assert there.asked == []
 
 
 def test_a_proof_of_this_kind_is_none_for_what_brokers_ask() -> None:
@@ -313,41 +292,37 @@ def badge(user: str) -> pb.CallOpen:
     return pb.CallOpen(method="Metadata", token=f"badge-{user}")
 
 
-def test_each_call_is_that_of_the_token_which_it_shows_and_of_the_certificate_without_one(tmp_path: Path) -> None:
+@real_time
+async def test_each_call_is_that_of_the_token_which_it_shows_and_of_the_certificate_without_one(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs", 1)
     tls = context(read(certs.user("ann").files()), server=False)
-
-    async def scenario() -> None:
-        async with for_clients(server_tls(certs)) as there, connected(there.served, tls) as client:
-            client.say([PREAMBLE])
-            for token in ("badge-etl", "", "badge-bob", ""):
-                client.say(asking("Metadata", token=token))
-                await client.hear_answer()
-                await client.hear_end()
-            seen = [(who, port) for who, _, _, port in there.asked]
-            assert seen == [
-                ("User:etl", ClientPort(tls=True, token=True)),
-                ("User:ann", ClientPort(tls=True)),
-                ("User:bob", ClientPort(tls=True, token=True)),
-                ("User:ann", ClientPort(tls=True)),
-            ]
-            client.say(asking("Metadata", token="other"))
-            assert str(await client.refused()) == NotAuthenticated.NO_MORE
-
-    asyncio.run(scenario())
+    async with for_clients(server_tls(certs)) as there, connected(there.served, tls) as client:
+        client.say([PREAMBLE])
+        for token in ("badge-etl", "", "badge-bob", ""):
+            client.say(asking("Metadata", token=token))
+            await client.hear_answer()
+            await client.hear_end()
+        seen = [(who, port) for who, _, _, port in there.asked]
+        assert seen == [
+            ("User:etl", ClientPort(tls=True, token=True)),
+            ("User:ann", ClientPort(tls=True)),
+            ("User:bob", ClientPort(tls=True, token=True)),
+            ("User:ann", ClientPort(tls=True)),
+        ]
+        client.say(asking("Metadata", token="other"))
+        assert str(await client.refused()) == NotAuthenticated.NO_MORE
 
 
-def test_where_a_token_is_demanded_nobody_is_served_without_and_in_plain_text_none_is_believed(tmp_path: Path) -> None:
+@real_time
+async def test_where_a_token_is_demanded_nobody_is_served_without_and_in_plain_text_none_is_believed(
+    tmp_path: Path,
+) -> None:
     certs = Certs(tmp_path / "certs", 1)
     tls = context(read(certs.user("ann").files()), server=False)
-
-    async def scenario() -> None:
-        async with for_clients(server_tls(certs), demands_token=True) as there:
-            assert (await there.answers(badge("etl"), tls))[0] == "User:etl"
-            for wrong in (pb.CallOpen(method="Metadata"), pb.CallOpen(method="Metadata", token="badge- \n")):
-                assert str(await there.refuses(wrong, tls)) == NotAuthenticated.NO_MORE
-        async with for_clients() as there:
-            assert isinstance(await there.refuses(badge("etl")), NotAuthenticated)
-            assert there.asked == []
-
-    asyncio.run(scenario())
+    async with for_clients(server_tls(certs), demands_token=True) as there:
+        assert (await there.answers(badge("etl"), tls))[0] == "User:etl"
+        for wrong in (pb.CallOpen(method="Metadata"), pb.CallOpen(method="Metadata", token="badge- \n")):
+            assert str(await there.refuses(wrong, tls)) == NotAuthenticated.NO_MORE
+    async with for_clients() as there:
+        assert isinstance(await there.refuses(badge("etl")), NotAuthenticated)
+        assert there.asked == []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -13,6 +14,7 @@ from mq_broker.rpc.lines import Lines
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.connection import Connection, connect
 from mq_protocol.errors import InvalidRequest, Unreachable
+from tests.coroutines import real_time
 from tests.mq_broker.rpc.streaming import DEADLINE_S, Served, until
 
 METADATA = pb.CallOpen(method="Metadata", protocol=1, protocol_oldest=1)
@@ -39,19 +41,17 @@ class Renewing(Dialling):
         return [connection.is_free for connection in self.made]
 
 
-def run(scenario: Callable[[Lines, Renewing, Served], Awaitable[None]]) -> None:
-    async def main() -> None:
-        there, dialling = Served(), Renewing()
-        there.server.start()
-        ours = Lines(dialling)
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                await scenario(ours, dialling, there)
-        finally:
-            await ours.close()
-            await there.server.stop()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def opened() -> AsyncIterator[tuple[Lines, Renewing, Served]]:
+    there, dialling = Served(), Renewing()
+    there.server.start()
+    ours = Lines(dialling)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield ours, dialling, there
+    finally:
+        await ours.close()
+        await there.server.stop()
 
 
 async def use(ours: Lines, at: Served) -> None:
@@ -60,8 +60,9 @@ async def use(ours: Lines, at: Served) -> None:
         await line.ask(METADATA, b"")
 
 
-def test_calls_one_after_another_share_a_connection_and_two_at_once_do_not() -> None:
-    async def scenario(ours: Lines, dialling: Renewing, there: Served) -> None:
+@real_time
+async def test_calls_one_after_another_share_a_connection_and_two_at_once_do_not() -> None:
+    async with opened() as (ours, dialling, there):
         for _ in range(3):
             await use(ours, there)
         assert len(dialling.made) == 1
@@ -74,11 +75,10 @@ def test_calls_one_after_another_share_a_connection_and_two_at_once_do_not() -> 
                 await line.ask(METADATA, b"\xff\xff")
         assert dialling.open == [True, True], "a call that was refused leaves its connection"
 
-    run(scenario)
 
-
-def test_each_renewed_certificate_has_a_new_connection_and_no_call_is_cut_off() -> None:
-    async def scenario(ours: Lines, dialling: Renewing, there: Served) -> None:
+@real_time
+async def test_each_renewed_certificate_has_a_new_connection_and_no_call_is_cut_off() -> None:
+    async with opened() as (ours, dialling, there):
         async with ours.to(there.address) as line:
             dialling.generation = 2
             await use(ours, there)
@@ -87,11 +87,11 @@ def test_each_renewed_certificate_has_a_new_connection_and_no_call_is_cut_off() 
         await use(ours, there)
         assert len(dialling.made) == 2
 
-    run(scenario)
 
+@real_time
+async def test_a_call_that_fails_or_is_cancelled_before_its_end_takes_its_connection_along() -> None:
+    async with opened() as (ours, dialling, there):
 
-def test_a_call_that_fails_or_is_cancelled_before_its_end_takes_its_connection_along() -> None:
-    async def scenario(ours: Lines, dialling: Renewing, there: Served) -> None:
         async def hangs(error: Exception | None = None) -> None:
             async with ours.to(there.address) as line:
                 line.open(HANGS)
@@ -109,13 +109,12 @@ def test_a_call_that_fails_or_is_cancelled_before_its_end_takes_its_connection_a
         await use(ours, there)
         assert dialling.open == [False, False, True]
 
-    run(scenario)
 
-
-def test_a_connection_that_rests_for_long_or_was_ended_meanwhile_is_not_used_again(
+@real_time
+async def test_a_connection_that_rests_for_long_or_was_ended_meanwhile_is_not_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario(ours: Lines, dialling: Renewing, there: Served) -> None:
+    async with opened() as (ours, dialling, there):
         await use(ours, there)
         monkeypatch.setattr(lines, "UNUSED_S", 0.0)
         await use(ours, there)
@@ -130,22 +129,20 @@ def test_a_connection_that_rests_for_long_or_was_ended_meanwhile_is_not_used_aga
         await use(ours, again)
         await again.server.stop()
 
-    run(scenario)
 
-
-def test_of_connections_that_rest_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_of_connections_that_rest_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "KEPT_MAX", 2)
-
-    async def scenario(ours: Lines, dialling: Renewing, there: Served) -> None:
+    async with opened() as (ours, dialling, there):
         async with ours.to(there.address), ours.to(there.address), ours.to(there.address):
             pass
         assert sorted(dialling.open) == [False, True, True]
 
-    run(scenario)
 
+@real_time
+async def test_who_closes_ends_what_is_under_way() -> None:
+    async with opened() as (ours, dialling, there):
 
-def test_who_closes_ends_what_is_under_way() -> None:
-    async def scenario(ours: Lines, dialling: Renewing, there: Served) -> None:
         async def hangs() -> None:
             async with ours.to(there.address) as line:
                 line.open(HANGS)
@@ -160,5 +157,3 @@ def test_who_closes_ends_what_is_under_way() -> None:
                 await each
         assert not any(dialling.open)
         assert not await ours.reaches("127.0.0.1:1")
-
-    run(scenario)

@@ -12,6 +12,7 @@ from mq_protocol.limits import (
     LINK_MESSAGE_BYTES,
     SNAPSHOT_PART_BYTES,
 )
+from tests.coroutines import real_time
 from tests.mq_broker.rpc.linked import Node, nodes
 
 
@@ -25,22 +26,19 @@ def snapshots(events: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [event for event in events if event[0] == "snapshot"]
 
 
-def test_a_snapshot_larger_than_the_buffer_arrives_whole_and_keeps_nothing_else_out() -> None:
+@real_time
+async def test_a_snapshot_larger_than_the_buffer_arrives_whole_and_keeps_nothing_else_out() -> None:
     parts = LINK_BUFFER_BYTES_MAX // SNAPSHOT_PART_BYTES + 3
-
-    async def scenario() -> None:
-        one, two = Node(1), Node(2)
-        async with nodes(one, two):
-            one.knows(two)
-            await one.heard.until(lambda events: events == [("up", 2)])
-            one.links.send_snapshot(2, head(7), bytes(parts * SNAPSHOT_PART_BYTES - 1))
-            assert one.links.waiting_bytes(2) == 0
-            one.send_ack(2, 1)
-            await two.heard.until(lambda events: len(events) == parts + 2)
-            assert snapshots(two.heard.events) == [("snapshot", 7, part) for part in range(parts)]
-            assert ("ack", 1) in two.heard.events[:4], "it did not wait for the snapshot"
-
-    asyncio.run(scenario())
+    one, two = Node(1), Node(2)
+    async with nodes(one, two):
+        one.knows(two)
+        await one.heard.until(lambda events: events == [("up", 2)])
+        one.links.send_snapshot(2, head(7), bytes(parts * SNAPSHOT_PART_BYTES - 1))
+        assert one.links.waiting_bytes(2) == 0
+        one.send_ack(2, 1)
+        await two.heard.until(lambda events: len(events) == parts + 2)
+        assert snapshots(two.heard.events) == [("snapshot", 7, part) for part in range(parts)]
+        assert ("ack", 1) in two.heard.events[:4], "it did not wait for the snapshot"
 
 
 def test_a_snapshot_that_is_on_its_way_is_not_begun_again() -> None:

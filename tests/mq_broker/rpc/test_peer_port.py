@@ -3,9 +3,7 @@ go on."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -15,73 +13,55 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.call import PREAMBLE
 from mq_protocol.errors import Overloaded
 from mq_protocol.methods import BROKER
+from tests.coroutines import real_time
 from tests.mq_broker.rpc.streaming import asking, connected, opening, until
-from tests.mq_broker.rpc.test_peer_service import DEADLINE_S, SECRET, Peer, serving
+from tests.mq_broker.rpc.test_peer_service import SECRET, Peer, serving
 
 
 def peer(broker: int, **options: int) -> Peer:
     return Peer(PeerProof(broker, 1, "cluster", SECRET), **options)
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(2 * DEADLINE_S):
-            await scenario()
-
-    asyncio.run(main())
-
-
-def test_of_strangers_the_first_goes_and_a_broker_that_is_connected_or_comes_is_served(
+@real_time
+async def test_of_strangers_the_first_goes_and_a_broker_that_is_connected_or_comes_is_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(accepting, "STRANGERS_MAX", 3)
-
-    async def scenario() -> None:
-        one, two, three = peer(1), peer(2), peer(3)
-        async with serving(one, two, three), contextlib.AsyncExitStack() as stack:
-            await two.ask(one)
-            strangers = [await stack.enter_async_context(connected(one.port)) for _ in range(4)]
-            await strangers[0].gone()
-            await two.ask(one)
-            await three.ask(one)
-
-    run(scenario)
+    one, two, three = peer(1), peer(2), peer(3)
+    async with serving(one, two, three), contextlib.AsyncExitStack() as stack:
+        await two.ask(one)
+        strangers = [await stack.enter_async_context(connected(one.port)) for _ in range(4)]
+        await strangers[0].gone()
+        await two.ask(one)
+        await three.ask(one)
 
 
-def test_clients_that_have_all_connections_keep_no_broker_out() -> None:
-    async def scenario() -> None:
-        one, two = peer(1, connections_max=1), peer(2)
-        async with serving(one, two), connected(one.port) as client, connected(one.port) as too_many:
-            for each in (client, too_many):
-                each.say([PREAMBLE], asking("Metadata"))
-            await too_many.gone()
-            await two.ask(one)
-
-    run(scenario)
+@real_time
+async def test_clients_that_have_all_connections_keep_no_broker_out() -> None:
+    one, two = peer(1, connections_max=1), peer(2)
+    async with serving(one, two), connected(one.port) as client, connected(one.port) as too_many:
+        for each in (client, too_many):
+            each.say([PREAMBLE], asking("Metadata"))
+        await too_many.gone()
+        await two.ask(one)
 
 
-def test_what_is_passed_on_of_clients_keeps_no_broker_out() -> None:
+@real_time
+async def test_what_is_passed_on_of_clients_keeps_no_broker_out() -> None:
     whose = pb.ForwardedFor(principal="User:ANONYMOUS", address="ipv4:c:1")
     passed_on = PeerProof(2, 1, "cluster", SECRET).forwarded(BROKER.path("Produce"), 1, whose)
-
-    async def scenario() -> None:
-        one, two = peer(1, connections_max=1), peer(2)
-        async with serving(one, two), connected(one.port) as first, connected(one.port) as too_many:
-            first.say([PREAMBLE], opening(passed_on=passed_on))
-            await until(lambda: one.port.service.begun == 1)
-            too_many.say([PREAMBLE], opening(passed_on=passed_on))
-            assert isinstance(await too_many.refused(), Overloaded)
-            await two.ask(one)
-
-    run(scenario)
+    one, two = peer(1, connections_max=1), peer(2)
+    async with serving(one, two), connected(one.port) as first, connected(one.port) as too_many:
+        first.say([PREAMBLE], opening(passed_on=passed_on))
+        await until(lambda: one.port.service.begun == 1)
+        too_many.say([PREAMBLE], opening(passed_on=passed_on))
+        assert isinstance(await too_many.refused(), Overloaded)
+        await two.ask(one)
 
 
-def test_a_stranger_that_asks_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_a_stranger_that_asks_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port, "HANDSHAKE_TIMEOUT_MS", 100)
-
-    async def scenario() -> None:
-        one = peer(1)
-        async with serving(one), connected(one.port) as silent:
-            await silent.gone()
-
-    run(scenario)
+    one = peer(1)
+    async with serving(one), connected(one.port) as silent:
+        await silent.gone()

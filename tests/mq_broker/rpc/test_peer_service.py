@@ -20,6 +20,7 @@ from mq_broker.rpc.refusals import LINES_A_MINUTE_MAX, Refusals
 from mq_broker.rpc.service import UNARY
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, OutcomeUnknown, PeerRefused, TritonMQError, Unreachable
+from tests.coroutines import real_time
 from tests.mq_broker.rpc import streaming
 from tests.mq_broker.rpc.streaming import ask
 
@@ -118,16 +119,14 @@ async def served() -> AsyncIterator[Served]:
         yield made
 
 
-def test_a_broker_of_the_cluster_is_answered() -> None:
-    async def scenario() -> None:
-        async with served() as there:
-            for method in PEER_UNARY:
-                await there.asked_by(proof(), method)
-            await there.asked_by(proof(ahead_ms=25_000))
-            await there.asked_by(proof(ahead_ms=-25_000))
-            assert not there.refusals.counts
-
-    asyncio.run(scenario())
+@real_time
+async def test_a_broker_of_the_cluster_is_answered() -> None:
+    async with served() as there:
+        for method in PEER_UNARY:
+            await there.asked_by(proof(), method)
+        await there.asked_by(proof(ahead_ms=25_000))
+        await there.asked_by(proof(ahead_ms=-25_000))
+        assert not there.refusals.counts
 
 
 @pytest.mark.parametrize(
@@ -141,61 +140,52 @@ def test_a_broker_of_the_cluster_is_answered() -> None:
     ],
     ids=["secret", "cluster", "old", "of_the_future", "former_life"],
 )
-def test_any_other_is_refused_and_nothing_is_asked(caller: PeerProof, why: pb.PeerRefusal.ValueType) -> None:
-    async def scenario() -> None:
-        async with served() as there:
-            there.links.know({2: PeerAddress("127.0.0.1:1", 3)})
-            with pytest.raises(PeerRefused) as error:
-                await there.asked_by(caller)
-            assert error.value.why == why
-            assert "of-this-cluster" not in str(error.value)
-            assert there.service.answered == 0
-            assert there.refusals.counts.total() == 1
-
-    asyncio.run(scenario())
+@real_time
+async def test_any_other_is_refused_and_nothing_is_asked(caller: PeerProof, why: pb.PeerRefusal.ValueType) -> None:
+    async with served() as there:
+        there.links.know({2: PeerAddress("127.0.0.1:1", 3)})
+        with pytest.raises(PeerRefused) as error:
+            await there.asked_by(caller)
+        assert error.value.why == why
+        assert "of-this-cluster" not in str(error.value)
+        assert there.service.answered == 0
+        assert there.refusals.counts.total() == 1
 
 
-def test_a_proof_is_for_one_method_and_one_caller() -> None:
-    async def scenario() -> None:
-        async with served() as there:
-            mine = proof().call(peer_path("Metadata"))
-            of_three = pb.PeerCall(broker=3, incarnation=3, expires_ms=mine.expires_ms, proof=mine.proof)
-            for method, given in (("Publish", mine), ("Fence", of_three), ("Publish", pb.PeerCall())):
-                error = await there.refuses(method, given)
-                assert isinstance(error, PeerRefused)
-                assert error.why == pb.PEER_NO_PROOF
-            assert isinstance(await there.refuses("Fetch", mine), InvalidRequest), "which brokers pass on alone"
-            assert there.service.answered == 0
-
-    asyncio.run(scenario())
+@real_time
+async def test_a_proof_is_for_one_method_and_one_caller() -> None:
+    async with served() as there:
+        mine = proof().call(peer_path("Metadata"))
+        of_three = pb.PeerCall(broker=3, incarnation=3, expires_ms=mine.expires_ms, proof=mine.proof)
+        for method, given in (("Publish", mine), ("Fence", of_three), ("Publish", pb.PeerCall())):
+            error = await there.refuses(method, given)
+            assert isinstance(error, PeerRefused)
+            assert error.why == pb.PEER_NO_PROOF
+        assert isinstance(await there.refuses("Fetch", mine), InvalidRequest), "which brokers pass on alone"
+        assert there.service.answered == 0
 
 
-def test_what_only_brokers_ask_is_no_method_for_clients() -> None:
+@real_time
+async def test_what_only_brokers_ask_is_no_method_for_clients() -> None:
     of_brokers = PEER_UNARY.keys() - UNARY.keys()
     assert {"Publish", "ReplicaStatus"} <= of_brokers
-
-    async def scenario() -> None:
-        clients = streaming.Served()
-        clients.server.start()
-        for method in of_brokers:
-            for shown in (None, proof().call(peer_path(method))):
-                opened = pb.CallOpen(method=method, proof=shown)
-                with pytest.raises(InvalidRequest, match="there is no method"):
-                    await ask(clients.address, opened)
-        await clients.server.stop()
-
-    asyncio.run(scenario())
+    clients = streaming.Served()
+    clients.server.start()
+    for method in of_brokers:
+        for shown in (None, proof().call(peer_path(method))):
+            opened = pb.CallOpen(method=method, proof=shown)
+            with pytest.raises(InvalidRequest, match="there is no method"):
+                await ask(clients.address, opened)
+    await clients.server.stop()
 
 
-def test_deadlines_reach_the_other_broker_and_nobody_there_is_unreachable() -> None:
-    async def scenario() -> None:
-        async with served() as there:
-            with pytest.raises(OutcomeUnknown):
-                await there.asked_by(proof(), "ReplicaStatus", within_s=0.2, topic_id="hang")
-        with pytest.raises(Unreachable):
-            await there.asked_by(proof())
-
-    asyncio.run(scenario())
+@real_time
+async def test_deadlines_reach_the_other_broker_and_nobody_there_is_unreachable() -> None:
+    async with served() as there:
+        with pytest.raises(OutcomeUnknown):
+            await there.asked_by(proof(), "ReplicaStatus", within_s=0.2, topic_id="hang")
+    with pytest.raises(Unreachable):
+        await there.asked_by(proof())
 
 
 def test_the_secret_is_in_no_text() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import PeerRefused, Unreachable
 from mq_protocol.methods import PEER
 from mq_protocol.pem import context, read
+from tests.coroutines import real_time
 from tests.mq_broker.rpc.linked import SECRET
 from tests.mq_broker.rpc.streaming import ask
 from tests.mq_broker.rpc.test_peer_service import Peer, serving
@@ -27,49 +27,41 @@ def peer(broker: int, certs: Certs, *, claims: int = 0) -> Peer:
     return Peer(proof, Dialling(certificates), tls=certificates.server_context)
 
 
-def test_a_broker_that_claims_anothers_id_is_refused(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        certs = Certs(tmp_path / "certs", 1, 2, 3)
-        one, two, lying = peer(1, certs), peer(2, certs), peer(3, certs, claims=2)
-        async with serving(one, two, lying):
-            with pytest.raises(
-                PeerRefused, match="calls itself broker 2, and its certificate is that of Broker:3"
-            ) as no:
-                await lying.ask(one)
-            assert no.value.why == pb.PEER_NOT_ITSELF
-            assert one.service.answered == 0
-            assert one.refusals.counts.total() == 1
-            await two.ask(one)
-
-    asyncio.run(scenario())
+@real_time
+async def test_a_broker_that_claims_anothers_id_is_refused(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1, 2, 3)
+    one, two, lying = peer(1, certs), peer(2, certs), peer(3, certs, claims=2)
+    async with serving(one, two, lying):
+        with pytest.raises(PeerRefused, match="calls itself broker 2, and its certificate is that of Broker:3") as no:
+            await lying.ask(one)
+        assert no.value.why == pb.PEER_NOT_ITSELF
+        assert one.service.answered == 0
+        assert one.refusals.counts.total() == 1
+        await two.ask(one)
 
 
-def test_a_user_is_no_broker_in_any_method_though_it_knows_the_secret(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        certs = Certs(tmp_path / "certs", 1)
-        tls = context(read(certs.user().files()), server=False)
-        lying, one = PeerProof(2, 1, "c", SECRET), peer(1, certs)
-        async with serving(one):
-            for name in PEER.unary:
-                opened = pb.CallOpen(method=name, proof=lying.call(PEER.path(name)))
-                with pytest.raises(PeerRefused) as refused:
-                    await ask(one.address, opened, b"\xff\xff no protobuf", tls)
-                assert refused.value.why == pb.PEER_NOT_ITSELF, name
-            assert one.service.answered == 0
-            assert one.refusals.counts.total() == len(PEER.unary)
-
-    asyncio.run(scenario())
+@real_time
+async def test_a_user_is_no_broker_in_any_method_though_it_knows_the_secret(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    tls = context(read(certs.user().files()), server=False)
+    lying, one = PeerProof(2, 1, "c", SECRET), peer(1, certs)
+    async with serving(one):
+        for name in PEER.unary:
+            opened = pb.CallOpen(method=name, proof=lying.call(PEER.path(name)))
+            with pytest.raises(PeerRefused) as refused:
+                await ask(one.address, opened, b"\xff\xff no protobuf", tls)
+            assert refused.value.why == pb.PEER_NOT_ITSELF, name
+        assert one.service.answered == 0
+        assert one.refusals.counts.total() == len(PEER.unary)
 
 
-def test_a_broker_at_the_wrong_host_is_not_dialled(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        certs = Certs(tmp_path / "certs", 1)
-        certs.authority.broker(2, ["elsewhere.example"]).write(certs.path / "broker.2", "broker")
-        (certs.path / "broker.2" / "ca.crt").write_bytes(certs.ca)
-        one, two = peer(1, certs), peer(2, certs)
-        async with serving(one, two):
-            with pytest.raises(Unreachable):
-                await one.ask(two)
-            await two.ask(one)
-
-    asyncio.run(scenario())
+@real_time
+async def test_a_broker_at_the_wrong_host_is_not_dialled(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    certs.authority.broker(2, ["elsewhere.example"]).write(certs.path / "broker.2", "broker")
+    (certs.path / "broker.2" / "ca.crt").write_bytes(certs.ca)
+    one, two = peer(1, certs), peer(2, certs)
+    async with serving(one, two):
+        with pytest.raises(Unreachable):
+            await one.ask(two)
+        await two.ask(one)

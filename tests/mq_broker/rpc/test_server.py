@@ -20,6 +20,7 @@ from mq_broker.security.authority import Authority
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, encode
 from mq_protocol.limits import CONNECTION_IDLE_MS, PRODUCE_HEADER_BYTES_MAX
+from tests.coroutines import real_time
 from tests.mq_broker.rpc.streaming import Answering
 from tests.mq_broker.rpc.test_service import by_grpc
 
@@ -77,91 +78,78 @@ def test_who_greets_and_says_nothing_or_is_gone_has_a_bound_in_time() -> None:
     assert all(options.get(name) for name in ("grpc.max_metadata_size", "grpc.max_allowed_incoming_connections"))
 
 
-def test_connections_beyond_the_bound_are_refused_until_one_is_closed() -> None:
-    async def scenario() -> None:
-        async with served(connections_max=2) as address:
-            first, second, third = (connect(address) for _ in range(3))
-            await metadata(first)
-            await metadata(second)
-            with pytest.raises(aio.AioRpcError) as refused:
-                await metadata(third, timeout_s=1.0)
-            assert refused.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-            await metadata(first)
-            await first.close()
-            async with asyncio.timeout(WAIT_S):
-                while True:
-                    with contextlib.suppress(aio.AioRpcError):
-                        await metadata(third, timeout_s=1.0)
-                        break
-            await second.close()
-            await third.close()
-
-    asyncio.run(scenario())
+@real_time
+async def test_connections_beyond_the_bound_are_refused_until_one_is_closed() -> None:
+    async with served(connections_max=2) as address:
+        first, second, third = (connect(address) for _ in range(3))
+        await metadata(first)
+        await metadata(second)
+        with pytest.raises(aio.AioRpcError) as refused:
+            await metadata(third, timeout_s=1.0)
+        assert refused.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        await metadata(first)
+        await first.close()
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                with contextlib.suppress(aio.AioRpcError):
+                    await metadata(third, timeout_s=1.0)
+                    break
+        await second.close()
+        await third.close()
 
 
-def test_streams_beyond_the_bound_of_a_connection_wait_for_one_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_streams_beyond_the_bound_of_a_connection_wait_for_one_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_door, "STREAMS_PER_CONNECTION_MAX", 3)
-
-    async def scenario() -> None:
-        async with served() as address, connect(address) as channel, connect(address) as other:
-            await metadata(channel)  # its settings have come
-            opened = [await open_produce(channel) for _ in range(3)]
-            for call in opened:
-                assert await asyncio.wait_for(call.read(), WAIT_S)
-            waiting = asyncio.create_task(metadata(channel))
-            await asyncio.wait({waiting}, timeout=0.3)
-            assert not waiting.done()
-            await metadata(other)
-            opened[0].cancel()
-            await asyncio.wait_for(waiting, WAIT_S)
-
-    asyncio.run(scenario())
+    async with served() as address, connect(address) as channel, connect(address) as other:
+        await metadata(channel)  # its settings have come
+        opened = [await open_produce(channel) for _ in range(3)]
+        for call in opened:
+            assert await asyncio.wait_for(call.read(), WAIT_S)
+        waiting = asyncio.create_task(metadata(channel))
+        await asyncio.wait({waiting}, timeout=0.3)
+        assert not waiting.done()
+        await metadata(other)
+        opened[0].cancel()
+        await asyncio.wait_for(waiting, WAIT_S)
 
 
-def test_streams_of_all_clients_beyond_the_bound_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_streams_of_all_clients_beyond_the_bound_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "STREAMS_MAX", 2)
-
-    async def scenario() -> None:
-        async with served() as address, connect(address) as one, connect(address) as other:
-            first, second = await open_produce(one), await open_produce(other)
-            for call in (first, second):
-                assert await asyncio.wait_for(call.read(), WAIT_S)
-            third: Any = other.stream_stream(path("Produce"), None, None)()
-            assert await asyncio.wait_for(third.code(), WAIT_S) is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "has 2 streams open" in await third.details()
-            first.cancel()
-            await asyncio.wait_for(until_one_is_taken(other), WAIT_S)
-
-    asyncio.run(scenario())
+    async with served() as address, connect(address) as one, connect(address) as other:
+        first, second = await open_produce(one), await open_produce(other)
+        for call in (first, second):
+            assert await asyncio.wait_for(call.read(), WAIT_S)
+        third: Any = other.stream_stream(path("Produce"), None, None)()
+        assert await asyncio.wait_for(third.code(), WAIT_S) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "has 2 streams open" in await third.details()
+        first.cancel()
+        await asyncio.wait_for(until_one_is_taken(other), WAIT_S)
 
 
-def test_a_message_may_be_as_large_as_the_bound_and_no_larger() -> None:
+@real_time
+async def test_a_message_may_be_as_large_as_the_bound_and_no_larger() -> None:
     def padded(size: int) -> bytes:
         payload = bytes(size - 6)
         data = encode(Envelope(pb.ProduceHeader(), (payload,)))
         assert len(data) == size
         return data
 
-    async def scenario() -> None:
-        async with served() as address, connect(address) as channel:
-            call: Any = channel.stream_stream(path("Produce"), None, None)()
-            await call.write(padded(MESSAGE_BYTES_MAX))
-            assert await asyncio.wait_for(call.read(), WAIT_S)
-            await call.write(padded(MESSAGE_BYTES_MAX + 1))
-            assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-    asyncio.run(scenario())
+    async with served() as address, connect(address) as channel:
+        call: Any = channel.stream_stream(path("Produce"), None, None)()
+        await call.write(padded(MESSAGE_BYTES_MAX))
+        assert await asyncio.wait_for(call.read(), WAIT_S)
+        await call.write(padded(MESSAGE_BYTES_MAX + 1))
+        assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_what_stands_beside_a_batch_has_a_bound_of_its_own() -> None:
+@real_time
+async def test_what_stands_beside_a_batch_has_a_bound_of_its_own() -> None:
     """A header is parsed on the loop, and two of its bytes may become an object."""
-
-    async def scenario() -> None:
-        async with served() as address, connect(address) as channel:
-            call: Any = channel.stream_stream(path("Produce"), None, None)()
-            await call.write(encode(Envelope(pb.ProduceHeader(record_uuids=bytes(PRODUCE_HEADER_BYTES_MAX - 100)))))
-            assert await asyncio.wait_for(call.read(), WAIT_S)
-            await call.write(encode(Envelope(pb.ProduceHeader(record_uuids=bytes(PRODUCE_HEADER_BYTES_MAX)))))
-            assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.INVALID_ARGUMENT
-
-    asyncio.run(scenario())
+    async with served() as address, connect(address) as channel:
+        call: Any = channel.stream_stream(path("Produce"), None, None)()
+        await call.write(encode(Envelope(pb.ProduceHeader(record_uuids=bytes(PRODUCE_HEADER_BYTES_MAX - 100)))))
+        assert await asyncio.wait_for(call.read(), WAIT_S)
+        await call.write(encode(Envelope(pb.ProduceHeader(record_uuids=bytes(PRODUCE_HEADER_BYTES_MAX)))))
+        assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.INVALID_ARGUMENT

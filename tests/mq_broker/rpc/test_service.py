@@ -37,6 +37,7 @@ from mq_protocol.errors import (
 from mq_protocol.methods import BROKER
 from mq_protocol.secrets import is_token
 from tests.by_grpc import from_call
+from tests.coroutines import real_time
 from tests.mq_broker.rpc.streaming import Answering
 
 
@@ -73,82 +74,74 @@ async def asked(channel: aio.Channel, address: str, name: str, request: Any, tim
         raise from_call(error, address) from error
 
 
-def test_every_method_answers() -> None:
-    async def scenario() -> None:
-        async with served() as (_, channel, address):
-            for name, method in UNARY.items():
-                await asked(channel, address, name, method.request(), 10)
-            lock: Any = channel.stream_stream(path("Lock"), None, None)
-            names = [pb.LockRequest(name="n" * size).SerializeToString() for size in (1, 5)]
-            answers = [parse(a, pb.LockResponse).token async for a in lock(iter(names))]
-            assert answers == [1, 5]
-            watch: Any = channel.unary_stream(path("WatchOffsets"), None, None)
-            watching = watch(pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic="t")]).SerializeToString())
-            assert parse(await watching.read(), pb.WatchOffsetsResponse).offsets[0].topic == "t"
-            watching.cancel()
-
-    asyncio.run(scenario())
+@real_time
+async def test_every_method_answers() -> None:
+    async with served() as (_, channel, address):
+        for name, method in UNARY.items():
+            await asked(channel, address, name, method.request(), 10)
+        lock: Any = channel.stream_stream(path("Lock"), None, None)
+        names = [pb.LockRequest(name="n" * size).SerializeToString() for size in (1, 5)]
+        answers = [parse(a, pb.LockResponse).token async for a in lock(iter(names))]
+        assert answers == [1, 5]
+        watch: Any = channel.unary_stream(path("WatchOffsets"), None, None)
+        watching = watch(pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic="t")]).SerializeToString())
+        assert parse(await watching.read(), pb.WatchOffsetsResponse).offsets[0].topic == "t"
+        watching.cancel()
 
 
-def test_payloads_go_both_ways_untouched() -> None:
-    async def scenario() -> None:
-        async with served() as (_, channel, _address):
-            produce: Any = channel.stream_stream(path("Produce"), None, None)
-            call = produce()
-            for n in (0, 5, 1_000_000):
-                await call.write(encode(Envelope(pb.ProduceHeader(correlation=n), (b"x" * n,))))
-                [result] = parse(await call.read(), pb.ProduceResponse).results
-                assert (result.correlation, result.base_offset) == (n, n)
-            await call.done_writing()
-            assert await call.code() is grpc.StatusCode.OK
-            fetch: Any = channel.unary_stream(path("Fetch"), None, None)
-            answers = [
-                decode(a, pb.BatchesHeader)
-                async for a in fetch(pb.FetchRequest(end_offset=3, chunk_bytes_max=4).SerializeToString())
-            ]
-            assert [(a.header.batches[0].base_offset, bytes(a.payload)) for a in answers] == [
-                (n, b"a\0\0\0") for n in range(3)
-            ]
-
-    asyncio.run(scenario())
+@real_time
+async def test_payloads_go_both_ways_untouched() -> None:
+    async with served() as (_, channel, _address):
+        produce: Any = channel.stream_stream(path("Produce"), None, None)
+        call = produce()
+        for n in (0, 5, 1_000_000):
+            await call.write(encode(Envelope(pb.ProduceHeader(correlation=n), (b"x" * n,))))
+            [result] = parse(await call.read(), pb.ProduceResponse).results
+            assert (result.correlation, result.base_offset) == (n, n)
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+        fetch: Any = channel.unary_stream(path("Fetch"), None, None)
+        answers = [
+            decode(a, pb.BatchesHeader)
+            async for a in fetch(pb.FetchRequest(end_offset=3, chunk_bytes_max=4).SerializeToString())
+        ]
+        assert [(a.header.batches[0].base_offset, bytes(a.payload)) for a in answers] == [
+            (n, b"a\0\0\0") for n in range(3)
+        ]
 
 
 @pytest.mark.parametrize(
     "text", ["x" * 100_000, "話題" * 2_000, "100 % " * 2_000, "\n" * 5_000, "\ud800" * 2_000, "😀" * 2_000]
 )
-def test_an_error_with_a_long_text_comes_back_as_itself_shortened(text: str) -> None:
-    async def scenario() -> None:
-        async with served() as (service, channel, address):
-            service.error = InvalidSetting(text)
-            with pytest.raises(aio.AioRpcError) as refused:
-                await _unary(channel, "Metadata", b"")
-            error = from_call(refused.value, address)
-            assert type(error) is InvalidSetting, error
-            assert str(error).endswith("...")
-            assert text.encode("utf-8", "backslashreplace").decode().startswith(str(error)[:-3])
-            assert 4_000 < len(str(error).encode()) <= limits.ERROR_BYTES_MAX
-            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert (refused.value.details() or "").endswith("...")
-
-    asyncio.run(scenario())
+@real_time
+async def test_an_error_with_a_long_text_comes_back_as_itself_shortened(text: str) -> None:
+    async with served() as (service, channel, address):
+        service.error = InvalidSetting(text)
+        with pytest.raises(aio.AioRpcError) as refused:
+            await _unary(channel, "Metadata", b"")
+        error = from_call(refused.value, address)
+        assert type(error) is InvalidSetting, error
+        assert str(error).endswith("...")
+        assert text.encode("utf-8", "backslashreplace").decode().startswith(str(error)[:-3])
+        assert 4_000 < len(str(error).encode()) <= limits.ERROR_BYTES_MAX
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (refused.value.details() or "").endswith("...")
 
 
-def test_an_error_comes_back_as_it_was_raised() -> None:
-    async def scenario() -> None:
-        async with served() as (service, channel, address):
-            service.error = NotLeader("ask broker 3", 3, 17)
-            with pytest.raises(aio.AioRpcError) as refused:
-                await _unary(channel, "Metadata", b"")
-            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-            error = from_call(refused.value, address)
-            assert isinstance(error, NotLeader)
-            assert (str(error), error.leader, error.leader_epoch) == ("ask broker 3", 3, 17)
-            fetch: Any = channel.unary_stream(path("Fetch"), None, None)
-            with pytest.raises(aio.AioRpcError) as refused:
-                await fetch(b"").read()
-            assert isinstance(from_call(refused.value, address), NotLeader)
-
-    asyncio.run(scenario())
+@real_time
+async def test_an_error_comes_back_as_it_was_raised() -> None:
+    async with served() as (service, channel, address):
+        service.error = NotLeader("ask broker 3", 3, 17)
+        with pytest.raises(aio.AioRpcError) as refused:
+            await _unary(channel, "Metadata", b"")
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        error = from_call(refused.value, address)
+        assert isinstance(error, NotLeader)
+        assert (str(error), error.leader, error.leader_epoch) == ("ask broker 3", 3, 17)
+        fetch: Any = channel.unary_stream(path("Fetch"), None, None)
+        with pytest.raises(aio.AioRpcError) as refused:
+            await fetch(b"").read()
+        assert isinstance(from_call(refused.value, address), NotLeader)
 
 
 def test_a_defect_is_logged_with_its_traceback_and_told_as_internal(caplog: pytest.LogCaptureFixture) -> None:
@@ -166,53 +159,45 @@ def test_a_defect_is_logged_with_its_traceback_and_told_as_internal(caplog: pyte
 
 
 @pytest.mark.parametrize("method", ["Metadata", "Decide"])
-def test_bytes_that_are_no_message_are_an_invalid_request(method: str) -> None:
-    async def scenario() -> None:
-        async with served() as (_, channel, address):
-            with pytest.raises(aio.AioRpcError) as refused:
-                await _unary(channel, method, b"\xff\xff\xff")
-            assert type(from_call(refused.value, address)) is InvalidRequest
-            produce: Any = channel.stream_stream(path("Produce"), None, None)
-            call = produce()
-            await call.write(b"\x12\x00")
-            with pytest.raises(aio.AioRpcError) as refused:
-                await call.read()
-            assert type(from_call(refused.value, address)) is InvalidRequest
-
-    asyncio.run(scenario())
+@real_time
+async def test_bytes_that_are_no_message_are_an_invalid_request(method: str) -> None:
+    async with served() as (_, channel, address):
+        with pytest.raises(aio.AioRpcError) as refused:
+            await _unary(channel, method, b"\xff\xff\xff")
+        assert type(from_call(refused.value, address)) is InvalidRequest
+        produce: Any = channel.stream_stream(path("Produce"), None, None)
+        call = produce()
+        await call.write(b"\x12\x00")
+        with pytest.raises(aio.AioRpcError) as refused:
+            await call.read()
+        assert type(from_call(refused.value, address)) is InvalidRequest
 
 
-def test_a_method_that_does_not_exist_is_said_so() -> None:
-    async def scenario() -> None:
-        async with served() as (_, channel, address):
-            with pytest.raises(aio.AioRpcError) as refused:
-                await _unary(channel, "Nothing", b"")
-            assert type(from_call(refused.value, address)) is InvalidRequest
-
-    asyncio.run(scenario())
+@real_time
+async def test_a_method_that_does_not_exist_is_said_so() -> None:
+    async with served() as (_, channel, address):
+        with pytest.raises(aio.AioRpcError) as refused:
+            await _unary(channel, "Nothing", b"")
+        assert type(from_call(refused.value, address)) is InvalidRequest
 
 
-def test_deadlines_reach_the_service_and_end_the_wait() -> None:
-    async def scenario() -> None:
-        async with served() as (service, channel, address):
-            now = asyncio.get_running_loop().time()
-            await asked(channel, address, "Groups", pb.GroupsRequest(), 5)
-            assert now + 3 < service.deadline < asyncio.get_running_loop().time() + 5.5
-            with pytest.raises(OutcomeUnknown):
-                await asked(channel, address, "Staged", pb.StagedRequest(topic="hang"), 0.2)
-
-    asyncio.run(scenario())
+@real_time
+async def test_deadlines_reach_the_service_and_end_the_wait() -> None:
+    async with served() as (service, channel, address):
+        now = asyncio.get_running_loop().time()
+        await asked(channel, address, "Groups", pb.GroupsRequest(), 5)
+        assert now + 3 < service.deadline < asyncio.get_running_loop().time() + 5.5
+        with pytest.raises(OutcomeUnknown):
+            await asked(channel, address, "Staged", pb.StagedRequest(topic="hang"), 0.2)
 
 
-def test_a_taken_port_is_refused_by_its_name() -> None:
-    async def scenario() -> None:
-        server, port = listen("127.0.0.1:0")
-        await server.start()
-        with pytest.raises(InvalidSetting, match=f"127.0.0.1:{port}"):
-            listen(f"127.0.0.1:{port}")
-        await server.stop(0)
-
-    asyncio.run(scenario())
+@real_time
+async def test_a_taken_port_is_refused_by_its_name() -> None:
+    server, port = listen("127.0.0.1:0")
+    await server.start()
+    with pytest.raises(InvalidSetting, match=f"127.0.0.1:{port}"):
+        listen(f"127.0.0.1:{port}")
+    await server.stop(0)
 
 
 def test_what_metadata_say_is_said_when_the_call_is_opened() -> None:

@@ -12,18 +12,19 @@ from mq_broker.broker.runtime.memory import Held
 from mq_protocol.call import PREAMBLE, Kind
 from mq_protocol.errors import Overloaded, QuotaExceeded
 from mq_protocol.quotas import Quota
-from tests.mq_broker.rpc.streaming import Served, batch, connected, fetching, opening, run, until
+from tests.coroutines import real_time
+from tests.mq_broker.rpc.streaming import Served, batch, connected, fetching, opening, serving, until
 
 OPENED = PREAMBLE + b"".join(opening())
 
 
-def test_what_is_half_sent_is_counted_and_more_than_there_is_room_for_waits_in_tcp() -> None:
+@real_time
+async def test_what_is_half_sent_is_counted_and_more_than_there_is_room_for_waits_in_tcp() -> None:
     """Then each goes on as soon as those before it are answered."""
     message = b"".join(batch(1, bytes(1_000_000)))
     most = 0
 
-    async def scenario(served: Served) -> None:
-        nonlocal most
+    async with serving(memory=Held(6_000_000)) as served:
         async with contextlib.AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(connected(served)) for _ in range(20)]
             for client in clients:
@@ -37,19 +38,16 @@ def test_what_is_half_sent_is_counted_and_more_than_there_is_room_for_waits_in_t
                 most = max(most, served.memory.bytes)
             assert await asyncio.gather(*waiting) == [(1, 1_000_000)] * len(clients)
         await until(lambda: served.memory.bytes == 0)
-
-    run(scenario, memory=Held(6_000_000))
     assert most <= 3_100_000  # half of it, and what was handed over just now
 
 
-def test_what_is_half_sent_by_who_is_gone_is_given_back() -> None:
-    async def scenario(served: Served) -> None:
+@real_time
+async def test_what_is_half_sent_by_who_is_gone_is_given_back() -> None:
+    async with serving() as served:
         async with connected(served) as client:
             client.say([OPENED, b"".join(batch(1, bytes(1_000_000)))[:-1]])
             await until(lambda: served.memory.bytes > 900_000)
         await until(lambda: served.memory.bytes == 0)
-
-    run(scenario)
 
 
 def connections(served: Served) -> int:
@@ -58,8 +56,9 @@ def connections(served: Served) -> int:
 
 
 @pytest.mark.parametrize("opened", [opening("Fetch"), fetching(0, 0)], ids=["nothing was asked", "one was answered"])
-def test_a_connection_counts_for_the_quota_of_connections_while_it_is_open(opened: list[Any]) -> None:
-    async def scenario(served: Served) -> None:
+@real_time
+async def test_a_connection_counts_for_the_quota_of_connections_while_it_is_open(opened: list[Any]) -> None:
+    async with serving() as served:
         served.gate.quotas.take(0, 1, {"User:ANONYMOUS": {Quota.CONNECTIONS: 2}})
         async with connected(served) as one:
             one.say([PREAMBLE], fetching(0, 1))
@@ -77,19 +76,15 @@ def test_a_connection_counts_for_the_quota_of_connections_while_it_is_open(opene
                 assert answered is not None
                 assert answered.kind is Kind.MESSAGE
 
-    run(scenario)
 
-
-def test_what_is_refused_before_it_is_let_in_is_told_at_once_on_a_kept_connection_too() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as kept:
-            kept.say([PREAMBLE], fetching(0, 1))
-            while (heard := await kept.hear()) is not None and heard.kind is not Kind.END:
-                pass
-            async with connected(served) as other:
-                other.say([PREAMBLE], opening())
-                await until(lambda: served.service.begun == 1)
-                kept.say(fetching(0, 1))
-                assert isinstance(await kept.refused(), Overloaded)
-
-    run(scenario, room=1)
+@real_time
+async def test_what_is_refused_before_it_is_let_in_is_told_at_once_on_a_kept_connection_too() -> None:
+    async with serving(room=1) as served, connected(served) as kept:
+        kept.say([PREAMBLE], fetching(0, 1))
+        while (heard := await kept.hear()) is not None and heard.kind is not Kind.END:
+            pass
+        async with connected(served) as other:
+            other.say([PREAMBLE], opening())
+            await until(lambda: served.service.begun == 1)
+            kept.say(fetching(0, 1))
+            assert isinstance(await kept.refused(), Overloaded)

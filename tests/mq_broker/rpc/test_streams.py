@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mq_broker.rpc import accepting, framed, port, streams
+from mq_broker.rpc import framed, port, streams
 from mq_protocol import call, framing, limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.call import PREAMBLE, Kind, error_of, parsed, say
@@ -23,13 +23,13 @@ from mq_protocol.errors import (
     InternalError,
     InvalidRequest,
     NotLeader,
-    Overloaded,
     RequestTooLarge,
     TritonMQError,
     Unreachable,
 )
 from mq_protocol.framing import STREAM
 from mq_protocol.methods import BROKER
+from tests.coroutines import real_time
 from tests.mq_broker.rpc.streaming import (
     DEADLINE_S,
     MESSAGE_BYTES_MAX,
@@ -39,8 +39,8 @@ from tests.mq_broker.rpc.streaming import (
     connected,
     fetching,
     opening,
-    run,
     server_tls,
+    serving,
     until,
 )
 from tests.securing import HOST, Certs
@@ -48,23 +48,23 @@ from tests.securing import HOST, Certs
 # ---------------------------------------------------------------- calls
 
 
-def test_batches_of_all_sizes_are_answered_and_the_connection_serves_another_call() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as client:
-            client.say([PREAMBLE], opening())
-            for n in (0, 5, 40_000, MESSAGE_BYTES_MAX - 100):
-                client.say(batch(n, b"x" * n))
-                assert await client.result() == (n, n)
-            client.say(say(Kind.END))
-            await client.hear_end()
-            client.say(opening(), batch(7), say(Kind.END))
-            assert await client.result() == (7, 0)
-
-    run(scenario)
+@real_time
+async def test_batches_of_all_sizes_are_answered_and_the_connection_serves_another_call() -> None:
+    async with serving() as served, connected(served) as client:
+        client.say([PREAMBLE], opening())
+        for n in (0, 5, 40_000, MESSAGE_BYTES_MAX - 100):
+            client.say(batch(n, b"x" * n))
+            assert await client.result() == (n, n)
+        client.say(say(Kind.END))
+        await client.hear_end()
+        client.say(opening(), batch(7), say(Kind.END))
+        assert await client.result() == (7, 0)
 
 
-def test_an_error_comes_back_as_it_was_raised_and_a_defect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(served: Served) -> None:
+@real_time
+async def test_an_error_comes_back_as_it_was_raised_and_a_defect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    async with serving() as served:
         for error, told in (
             (NotLeader("ask broker 3", 3, 17), NotLeader),
             (ZeroDivisionError("a defect"), InternalError),
@@ -75,55 +75,47 @@ def test_an_error_comes_back_as_it_was_raised_and_a_defect_is_logged(caplog: pyt
                 refused = await client.refused()
                 assert type(refused) is told
                 assert "a defect" not in str(refused)
-
-    with caplog.at_level(logging.ERROR):
-        run(scenario)
     assert "ZeroDivisionError: a defect" in caplog.text
 
 
-def test_who_asks_whether_the_broker_is_there_is_answered() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as client:
-            client.say([PREAMBLE], opening(), say(Kind.PING), batch(1))
-            kinds = [message.kind for message in [await client.hear(), await client.hear()] if message is not None]
-            assert sorted(kinds) == [Kind.MESSAGE, Kind.PONG]
-
-    run(scenario)
+@real_time
+async def test_who_asks_whether_the_broker_is_there_is_answered() -> None:
+    async with serving() as served, connected(served) as client:
+        client.say([PREAMBLE], opening(), say(Kind.PING), batch(1))
+        kinds = [message.kind for message in [await client.hear(), await client.hear()] if message is not None]
+        assert sorted(kinds) == [Kind.MESSAGE, Kind.PONG]
 
 
-def test_every_method_that_asks_once_answers_and_one_connection_serves_them_all() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as client:
-            client.say([PREAMBLE])
-            for name, method in BROKER.unary.items():
-                client.say(asking(name))
-                parsed((await client.hear_answer()).body, method.response)
-                await client.hear_end()
-
-    run(scenario)
-
-
-def test_a_single_request_that_is_refused_leaves_the_connection_to_the_next() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as client:
-            client.say([PREAMBLE])
-            served.service.error = NotLeader("ask broker 3", 3, 17)
-            client.say(asking("Groups"))
-            assert isinstance(await client.failed(), NotLeader)
-            served.service.error = None
-            client.say([*opening("Groups"), *say(Kind.MESSAGE, b"\xff\xff"), *say(Kind.END)])
-            assert isinstance(await client.failed(), InvalidRequest)
-            client.say([*opening("Groups"), *say(Kind.MESSAGE, b"", [b"payload"]), *say(Kind.END)])
-            assert isinstance(await client.failed(), InvalidRequest)
-            client.say(asking("Groups"))
-            await client.hear_answer()
+@real_time
+async def test_every_method_that_asks_once_answers_and_one_connection_serves_them_all() -> None:
+    async with serving() as served, connected(served) as client:
+        client.say([PREAMBLE])
+        for name, method in BROKER.unary.items():
+            client.say(asking(name))
+            parsed((await client.hear_answer()).body, method.response)
             await client.hear_end()
 
-    run(scenario)
+
+@real_time
+async def test_a_single_request_that_is_refused_leaves_the_connection_to_the_next() -> None:
+    async with serving() as served, connected(served) as client:
+        client.say([PREAMBLE])
+        served.service.error = NotLeader("ask broker 3", 3, 17)
+        client.say(asking("Groups"))
+        assert isinstance(await client.failed(), NotLeader)
+        served.service.error = None
+        client.say([*opening("Groups"), *say(Kind.MESSAGE, b"\xff\xff"), *say(Kind.END)])
+        assert isinstance(await client.failed(), InvalidRequest)
+        client.say([*opening("Groups"), *say(Kind.MESSAGE, b"", [b"payload"]), *say(Kind.END)])
+        assert isinstance(await client.failed(), InvalidRequest)
+        client.say(asking("Groups"))
+        await client.hear_answer()
+        await client.hear_end()
 
 
-def test_a_deadline_reaches_the_service_and_ends_the_wait() -> None:
-    async def scenario(served: Served) -> None:
+@real_time
+async def test_a_deadline_reaches_the_service_and_ends_the_wait() -> None:
+    async with serving() as served:
         now = asyncio.get_running_loop().time
         async with connected(served) as client:
             client.say([PREAMBLE])
@@ -135,19 +127,6 @@ def test_a_deadline_reaches_the_service_and_ends_the_wait() -> None:
                 assert before + least_s < served.service.deadline <= now() + most_s
             client.say(asking("Staged", pb.StagedRequest(topic="hang"), timeout_ms=100))
             assert isinstance(await client.refused(), Unreachable)
-
-    run(scenario)
-
-
-def test_streams_have_a_bound() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as one, connected(served) as other:
-            one.say([PREAMBLE], opening())
-            await until(lambda: served.service.begun == 1)
-            other.say([PREAMBLE], opening())
-            assert isinstance(await other.refused(), Overloaded)
-
-    run(scenario, room=1)
 
 
 # ---------------------------------------------------------------- strangers and liars
@@ -181,8 +160,9 @@ OPENED = PREAMBLE + b"".join(opening())
         (OPENED + struct.pack(">II", 1, 0xFFFFFFFF), RequestTooLarge),
     ],
 )  # fmt: skip
-def test_what_is_no_call_is_refused_with_a_reason(stream: bytes, error: type[TritonMQError]) -> None:
-    async def scenario(served: Served) -> None:
+@real_time
+async def test_what_is_no_call_is_refused_with_a_reason(stream: bytes, error: type[TritonMQError]) -> None:
+    async with serving() as served:
         async with connected(served) as client:
             client.say([stream])
             assert type(await client.refused()) is error
@@ -190,11 +170,10 @@ def test_what_is_no_call_is_refused_with_a_reason(stream: bytes, error: type[Tri
             client.say([PREAMBLE], opening(), batch(1))
             assert await client.result() == (1, 0)
 
-    run(scenario)
 
-
-def test_what_is_not_taken_is_left_in_tcp() -> None:
-    async def scenario(served: Served) -> None:
+@real_time
+async def test_what_is_not_taken_is_left_in_tcp() -> None:
+    async with serving() as served:
         served.service.hangs = True
         async with connected(served) as client:
             client.say([OPENED])
@@ -209,11 +188,10 @@ def test_what_is_not_taken_is_left_in_tcp() -> None:
                     taken += len(said)
             assert taken < 50 << 20
 
-    run(scenario)
 
-
-def test_the_handler_of_a_client_that_has_gone_ends() -> None:
-    async def scenario(served: Served) -> None:
+@real_time
+async def test_the_handler_of_a_client_that_has_gone_ends() -> None:
+    async with serving() as served:
         served.service.hangs = True
         async with connected(served) as client:
             client.say([OPENED])
@@ -222,42 +200,37 @@ def test_the_handler_of_a_client_that_has_gone_ends() -> None:
             await served.service.ended.wait()
         assert not served.gate.calls
 
-    run(scenario)
 
-
-def test_a_client_that_has_stopped_is_noticed_and_one_that_answers_is_left_alone(
+@real_time
+async def test_a_client_that_has_stopped_is_noticed_and_one_that_answers_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(call, "PING_S", 0.5)
     monkeypatch.setattr(call, "SILENCE_S", 5.0)
     monkeypatch.setattr(streams, "_LOOK_S", 0.1)
-
-    async def scenario(served: Served) -> None:
-        async with connected(served) as mute, connected(served) as alive:
-            for client in (mute, alive):
-                client.say([OPENED])
-            for _ in range(8):
-                asked = await alive.hear()
-                assert asked is not None
-                assert asked.kind is Kind.PING
-                alive.say(say(Kind.PONG))
-            async with asyncio.timeout(DEADLINE_S):
-                with contextlib.suppress(ConnectionError):
-                    await mute.reader.read()
-            alive.say(batch(3))
-            while (message := await alive.hear()) is not None and message.kind is Kind.PING:
-                alive.say(say(Kind.PONG))
-            assert message is not None
-            assert message.kind is Kind.MESSAGE
-
-    run(scenario)
+    async with serving() as served, connected(served) as mute, connected(served) as alive:
+        for client in (mute, alive):
+            client.say([OPENED])
+        for _ in range(8):
+            asked = await alive.hear()
+            assert asked is not None
+            assert asked.kind is Kind.PING
+            alive.say(say(Kind.PONG))
+        async with asyncio.timeout(DEADLINE_S):
+            with contextlib.suppress(ConnectionError):
+                await mute.reader.read()
+        alive.say(batch(3))
+        while (message := await alive.hear()) is not None and message.kind is Kind.PING:
+            alive.say(say(Kind.PONG))
+        assert message is not None
+        assert message.kind is Kind.MESSAGE
 
 
-def test_a_client_that_is_not_read_is_told_that_the_broker_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_a_client_that_is_not_read_is_told_that_the_broker_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """One above its quota, say. What it asks waits behind what it has sent, and is not read."""
     monkeypatch.setattr(streams, "_LOOK_S", 0.05)
-
-    async def scenario(served: Served) -> None:
+    async with serving() as served:
         served.service.hangs = True
         async with connected(served) as client:
             client.say([OPENED], *[batch(n, bytes(100_000)) for n in range(20)], say(Kind.PING))
@@ -266,60 +239,59 @@ def test_a_client_that_is_not_read_is_told_that_the_broker_lives(monkeypatch: py
                 assert told is not None
                 assert told.kind is Kind.PONG
 
-    run(scenario)
+
+@real_time
+async def test_a_flood_of_questions_whether_the_broker_is_there_is_answered_once_and_ends_the_connection() -> None:
+    async with serving() as served, connected(served) as curious, connected(served) as flooding:
+        curious.say([PREAMBLE, *opening(), *say(Kind.PING) * (call.BEATS_MAX // 2), *batch(1), *say(Kind.END)])
+        kinds = []
+        while (message := await curious.hear()) is not None and message.kind is not Kind.END:
+            kinds.append(message.kind)
+        assert kinds.count(Kind.PONG) < call.BEATS_MAX // 4  # one for each time that something came
+        assert kinds.count(Kind.MESSAGE) == 1
+        flooding.say([PREAMBLE, *opening(), *say(Kind.PING) * (call.BEATS_MAX + 1)])
+        while (message := await flooding.hear()) is not None and message.kind is Kind.PONG:
+            pass
+        assert message is not None
+        assert message.kind is Kind.CLOSE
+        assert "PING" in str(error_of(message))
+        assert await flooding.hear() is None
 
 
-def test_a_flood_of_questions_whether_the_broker_is_there_is_answered_once_and_ends_the_connection() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as curious, connected(served) as flooding:
-            curious.say([PREAMBLE, *opening(), *say(Kind.PING) * (call.BEATS_MAX // 2), *batch(1), *say(Kind.END)])
-            kinds = []
-            while (message := await curious.hear()) is not None and message.kind is not Kind.END:
-                kinds.append(message.kind)
-            assert kinds.count(Kind.PONG) < call.BEATS_MAX // 4  # one for each time that something came
-            assert kinds.count(Kind.MESSAGE) == 1
-            flooding.say([PREAMBLE, *opening(), *say(Kind.PING) * (call.BEATS_MAX + 1)])
-            while (message := await flooding.hear()) is not None and message.kind is Kind.PONG:
-                pass
-            assert message is not None
-            assert message.kind is Kind.CLOSE
-            assert "PING" in str(error_of(message))
-            assert await flooding.hear() is None
-
-    run(scenario)
-
-
-def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port, "HANDSHAKE_TIMEOUT_MS", 1_500)
     monkeypatch.setattr(port, "IDLE_MS", 300)
+    async with (
+        serving() as served,
+        connected(served) as silent,
+        connected(served) as greeted,
+        connected(served) as idle,
+    ):
+        greeted.say([PREAMBLE])
+        idle.say([OPENED], say(Kind.END))
+        await idle.hear_end()
+        for client in (greeted, idle):
+            assert isinstance(await client.refused(), Unreachable)
+        await silent.gone()
 
-    async def scenario(served: Served) -> None:
-        async with connected(served) as silent, connected(served) as greeted, connected(served) as idle:
-            greeted.say([PREAMBLE])
-            idle.say([OPENED], say(Kind.END))
-            await idle.hear_end()
-            for client in (greeted, idle):
-                assert isinstance(await client.refused(), Unreachable)
-            await silent.gone()
 
-    run(scenario)
-
-
-def test_a_handshake_that_stands_still_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_a_handshake_that_stands_still_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framed, "HANDSHAKE_TIMEOUT_MS", 200)
     certs = Certs(tmp_path / "certs", 1)
-
-    async def scenario(served: Served) -> None:
-        async with connected(served) as client:
-            client.say([b"\x16\x03\x01"])
-            async with asyncio.timeout(DEADLINE_S):
-                await client.reader.read()
-
-    run(scenario, tls=server_tls(certs))
+    async with serving(tls=server_tls(certs)) as served, connected(served) as client:
+        client.say([b"\x16\x03\x01"])
+        async with asyncio.timeout(DEADLINE_S):
+            await client.reader.read()
 
 
 def test_who_has_gone_without_reading_leaves_no_answers_for_the_collector_of_cycles() -> None:
-    async def scenario(served: Served) -> None:
+    async def scenario() -> None:
+        async with serving() as served:
+            await all_gone(served)
+
+    async def all_gone(served: Served) -> None:
         for _ in range(5):
             async with connected(served) as client:
                 client.say([PREAMBLE], fetching(0, 100, 500_000))
@@ -333,27 +305,16 @@ def test_who_has_gone_without_reading_leaves_no_answers_for_the_collector_of_cyc
     gc.collect()
     gc.disable()
     try:
-        run(scenario)
+        asyncio.run(scenario())
     finally:
         gc.enable()
 
 
-def test_of_clients_no_more_are_held_than_the_broker_was_told() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as held:
-            held.say([OPENED])
-            await until(lambda: served.service.begun == 1)
-            async with connected(served) as too_many:
-                too_many.say([OPENED])
-                assert isinstance(await too_many.refused(), Overloaded)
-            held.say(batch(1))
-            assert await held.result() == (1, 0)
-
-    run(scenario, connections_max=1)
-
-
-def test_a_call_ends_when_the_time_is_over_that_the_client_gave_or_may_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(served: Served) -> None:
+@real_time
+async def test_a_call_ends_when_the_time_is_over_that_the_client_gave_or_may_give(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving() as served:
         served.service.hangs = True
         for timeout_ms in (200, 0xFFFFFFFF):
             async with connected(served) as client:
@@ -361,104 +322,78 @@ def test_a_call_ends_when_the_time_is_over_that_the_client_gave_or_may_give(monk
                 assert isinstance(await client.refused(), Unreachable)
             monkeypatch.setattr(port, "CALL_MS_MAX", 300)
 
-    run(scenario)
 
-
-def test_a_call_that_was_answered_and_is_not_ended_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_a_call_that_was_answered_and_is_not_ended_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port, "IDLE_MS", 300)
-
-    async def scenario(served: Served) -> None:
-        async with connected(served) as client:
-            request = pb.FetchRequest(topic="t", start_offset=0, end_offset=1, chunk_bytes_max=10)
-            client.say([PREAMBLE], opening("Fetch"), say(Kind.MESSAGE, request.SerializeToString()))
-            heard = []
-            while (message := await client.hear()) is not None:
-                heard.append(message)
-                if message.kind is Kind.PONG:
-                    await asyncio.sleep(0.1)
-                if message.kind is not Kind.CLOSE:
-                    client.say(say(Kind.PING))  # it is there, and goes on saying so
-            assert heard[0].kind is Kind.MESSAGE
-            assert heard[-1].kind is Kind.CLOSE
-            assert isinstance(error_of(heard[-1]), InvalidRequest)
-
-    run(scenario)
+    async with serving() as served, connected(served) as client:
+        request = pb.FetchRequest(topic="t", start_offset=0, end_offset=1, chunk_bytes_max=10)
+        client.say([PREAMBLE], opening("Fetch"), say(Kind.MESSAGE, request.SerializeToString()))
+        heard = []
+        while (message := await client.hear()) is not None:
+            heard.append(message)
+            if message.kind is Kind.PONG:
+                await asyncio.sleep(0.1)
+            if message.kind is not Kind.CLOSE:
+                client.say(say(Kind.PING))  # it is there, and goes on saying so
+        assert heard[0].kind is Kind.MESSAGE
+        assert heard[-1].kind is Kind.CLOSE
+        assert isinstance(error_of(heard[-1]), InvalidRequest)
 
 
 @pytest.mark.parametrize("secured", ["plain", "handshake"])
-def test_a_port_that_has_stopped_has_closed_what_it_accepted(tmp_path: Path, secured: str) -> None:
+@real_time
+async def test_a_port_that_has_stopped_has_closed_what_it_accepted(tmp_path: Path, secured: str) -> None:
     certs = Certs(tmp_path / "certs", 1)
-
-    async def scenario(served: Served) -> None:
-        async with connected(served) as client:
-            if secured == "handshake":
-                client.say([b"\x16\x03\x01"])
-            else:
-                client.say([PREAMBLE], fetching(0, 1_000, 500_000))
-                await client.hear()
-            client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # also what says that it ends
-            await until(lambda: len(accepted(served)) == 1)
-            await served.server.stop()
-            assert accepted(served) == []
 
     def accepted(served: Served) -> list[Any]:
         every = psutil.Process().net_connections("tcp")
         return [each for each in every if each.laddr.port == served.port and each.status != "LISTEN"]
 
-    run(scenario, tls=None if secured == "plain" else server_tls(certs))
+    tls = None if secured == "plain" else server_tls(certs)
+    async with serving(tls=tls) as served, connected(served) as client:
+        if secured == "handshake":
+            client.say([b"\x16\x03\x01"])
+        else:
+            client.say([PREAMBLE], fetching(0, 1_000, 500_000))
+            await client.hear()
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # also what says that it ends
+        await until(lambda: len(accepted(served)) == 1)
+        await served.server.stop()
+        assert accepted(served) == []
 
 
-def test_a_port_that_stops_ends_what_is_under_way() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as client:
-            client.say([OPENED])
-            await until(lambda: served.service.begun == 1)
-            await served.server.stop()
-            assert served.service.ended.is_set()
-            with pytest.raises(OSError):
-                socket.create_connection((HOST, served.port), timeout=1)
-
-    run(scenario)
+@real_time
+async def test_a_port_that_stops_ends_what_is_under_way() -> None:
+    async with serving() as served, connected(served) as client:
+        client.say([OPENED])
+        await until(lambda: served.service.begun == 1)
+        await served.server.stop()
+        assert served.service.ended.is_set()
+        with pytest.raises(OSError):
+            socket.create_connection((HOST, served.port), timeout=1)
 
 
-def test_fetches_follow_one_another_on_a_connection_also_after_one_that_is_refused() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as client:
-            client.say([PREAMBLE])
-            for size in (10, 500_000):
-                client.say(fetching(3, 6, size))
-                for n in (3, 4, 5):
-                    message = await client.hear()
-                    assert message is not None
-                    assert parsed(message.body, pb.BatchesHeader).batches[0].base_offset == n
-                    assert len(message.payload) == size
-                await client.hear_end()
-                served.service.error = NotLeader("ask broker 3", 3, 17)
-                for asked, error in (
-                    (fetching(0, 1), NotLeader),
-                    ([*opening("Fetch"), *say(Kind.END)], InvalidRequest),  # which asks for nothing
-                ):
-                    client.say(asked)
-                    assert isinstance(await client.failed(), error)
-                served.service.error = None
-
-    run(scenario)
-
-
-def test_of_strangers_the_first_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "STRANGERS_MAX", 3)
-
-    async def scenario(served: Served) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            known = await stack.enter_async_context(connected(served))
-            known.say([OPENED])
-            await until(lambda: served.service.begun == 1)
-            strangers = [await stack.enter_async_context(connected(served)) for _ in range(4)]
-            await strangers[0].gone()
-            known.say(batch(1))
-            assert await known.result() == (1, 0)
-
-    run(scenario)
+@real_time
+async def test_fetches_follow_one_another_on_a_connection_also_after_one_that_is_refused() -> None:
+    async with serving() as served, connected(served) as client:
+        client.say([PREAMBLE])
+        for size in (10, 500_000):
+            client.say(fetching(3, 6, size))
+            for n in (3, 4, 5):
+                message = await client.hear()
+                assert message is not None
+                assert parsed(message.body, pb.BatchesHeader).batches[0].base_offset == n
+                assert len(message.payload) == size
+            await client.hear_end()
+            served.service.error = NotLeader("ask broker 3", 3, 17)
+            for asked, error in (
+                (fetching(0, 1), NotLeader),
+                ([*opening("Fetch"), *say(Kind.END)], InvalidRequest),  # which asks for nothing
+            ):
+                client.say(asked)
+                assert isinstance(await client.failed(), error)
+            served.service.error = None
 
 
 def wires_there() -> int:
@@ -466,8 +401,9 @@ def wires_there() -> int:
     return sum(isinstance(each, streams.StreamWire) for each in gc.get_objects())
 
 
-def test_strangers_that_are_cut_just_as_they_greet_leave_nothing() -> None:
-    async def scenario(served: Served) -> None:
+@real_time
+async def test_strangers_that_are_cut_just_as_they_greet_leave_nothing() -> None:
+    async with serving(strangers_max=2) as served:
         strangers = [await asyncio.open_connection(HOST, served.port)]
         for _ in range(60):
             strangers.append(await asyncio.open_connection(HOST, served.port))
@@ -476,29 +412,25 @@ def test_strangers_that_are_cut_just_as_they_greet_leave_nothing() -> None:
             writer.transport.abort()
         await until(lambda: not wires_there())
 
-    run(scenario, strangers_max=2)
 
+@real_time
+async def test_many_batches_at_once_are_answered_in_order_however_they_are_torn() -> None:
+    async with serving() as served, connected(served) as client:
+        sizes = [n * 97 % 70_000 for n in range(150)]
+        stream = PREAMBLE + b"".join(
+            b"".join(pieces)
+            for pieces in [opening(), *(batch(n, b"x" * size) for n, size in enumerate(sizes)), say(Kind.END)]
+        )
 
-def test_many_batches_at_once_are_answered_in_order_however_they_are_torn() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as client:
-            sizes = [n * 97 % 70_000 for n in range(150)]
-            stream = PREAMBLE + b"".join(
-                b"".join(pieces)
-                for pieces in [opening(), *(batch(n, b"x" * size) for n, size in enumerate(sizes)), say(Kind.END)]
-            )
+        async def speak() -> None:
+            at = 0
+            while at < len(stream):
+                step = at * 31 % 100_000 + 1
+                client.writer.write(stream[at : at + step])
+                await client.writer.drain()
+                at += step
 
-            async def speak() -> None:
-                at = 0
-                while at < len(stream):
-                    step = at * 31 % 100_000 + 1
-                    client.writer.write(stream[at : at + step])
-                    await client.writer.drain()
-                    at += step
-
-            speaking = asyncio.create_task(speak())
-            assert [await client.result() for _ in sizes] == list(enumerate(sizes))
-            await speaking
-            await client.hear_end()
-
-    run(scenario)
+        speaking = asyncio.create_task(speak())
+        assert [await client.result() for _ in sizes] == list(enumerate(sizes))
+        await speaking
+        await client.hear_end()

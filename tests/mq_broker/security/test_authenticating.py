@@ -16,6 +16,7 @@ from mq_broker.security.verified import Verified
 from mq_client import Admin
 from mq_client.errors import NotAuthenticated
 from mq_protocol.errors import InvalidSetting
+from tests.coroutines import real_time
 from tests.mq_broker.broker.by_token import Place, beside
 
 
@@ -58,16 +59,14 @@ def _installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     importlib.invalidate_caches()
 
 
-def test_the_first_that_knows_the_kind_decides() -> None:
-    async def main() -> None:
-        found = await authenticated([Badges()], "badge-User-ann")
-        assert found.principal == Principal("User", "ann")
-        for token in ("badge-bad", "other", "badge-Broker-1", "badge-User-ANONYMOUS"):
-            with pytest.raises(NotAuthenticated) as refused:
-                await authenticated([Badges()], token)
-            assert token not in str(refused.value)
-
-    asyncio.run(main())
+@real_time
+async def test_the_first_that_knows_the_kind_decides() -> None:
+    found = await authenticated([Badges()], "badge-User-ann")
+    assert found.principal == Principal("User", "ann")
+    for token in ("badge-bad", "other", "badge-Broker-1", "badge-User-ANONYMOUS"):
+        with pytest.raises(NotAuthenticated) as refused:
+            await authenticated([Badges()], token)
+        assert token not in str(refused.value)
 
 
 def test_one_that_is_not_there_or_is_none_is_refused_at_the_start() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mq_broker.core.entries import PRIORITY_USUAL, Append, Work
 from mq_broker.core.work import state as work_state
 from mq_broker.core.work.state import NO_MARK
-from mq_broker.core.work.steps import Drop, Lease, LeaseId, Reason
+from mq_broker.core.work.steps import Drop, Lease, LeaseId, Reason, ranges_of
 from tests.mq_broker.core.work.model import Model, Record, offsets_of
 from tests.simulation.real.clients import KEYS, fourth_of
 from tests.simulation.real.substitutes import EPOCH_S
@@ -162,15 +162,16 @@ class LendingTruth:
 
     def _check_room(self, replica: Any, index: int) -> None:
         """A batch is taken while there is room for one record. Records that were never lent count by themselves: others
-        may have come back since it was judged."""
+        may have come back since it was judged. Those that an entry before it lends or settles do not count."""
         machine, log = replica.machine, replica._shared.log
         state = machine.work.get(self._group)
         if state is None:
             return
-        unleased = state.unleased(state.base, machine.next_offset)
-        fresh = [offset for a, b, mark in unleased if mark is None for offset in range(a, b)]
-        before = (log.entry(each) for each in range(replica.applied_index + 1, index) if each in log._tail)
+        before = [log.entry(each) for each in range(replica.applied_index + 1, index) if each in log._tail]
         ahead = [each for each in before if isinstance(each.operation, Append)]
+        taken = {o for each in before for o in self._touched(each.operation)}
+        unleased = state.unleased(state.base, machine.next_offset)
+        fresh = [o for a, b, mark in unleased if mark is None for o in range(a, b) if o not in taken]
         if not self._plan.heavy:
             count, most = len(fresh) + sum(each.record_count for each in ahead), LENGTH_MAX
         else:
@@ -178,6 +179,12 @@ class LendingTruth:
             count, most = size + sum(each.payload_bytes for each in ahead), BYTES_MAX
         if count >= most:
             self._truth._fail(f"entry {index} appends though {count} of what was never lent is kept, and {most} may be")
+
+    def _touched(self, operation: Any) -> Iterable[int]:
+        """The records that the group lends or settles by it."""
+        if isinstance(operation, Work) and operation.group == self._group:
+            for step in operation.steps:
+                yield from offsets_of(ranges_of(step))
 
     # ------------------------------------------------------------------ entries
 

@@ -8,8 +8,8 @@ members     which leases a member has, and which process it is
 holdings    what is lent, to whom and for how long
 lending     where ready records are, and which of them a request is lent
 ordering    the same where records of a key, or all, are worked on one after another
-key_reading reads the keys of records
-sieve       what a group's filter keeps away; filter_reading: compares rows with filters
+sieve       what a group's filter keeps away
+row_reading reads the keys of records, and compares rows with filters
 sifting     what members with filters of their own are lent; checked_filters: whether those fit the topic
 dropping    what is lent to nobody, and dropped: what has expired, or is too much, or what the sieve does not keep
 policy      what of these a group's settings need

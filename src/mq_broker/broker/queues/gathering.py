@@ -45,6 +45,9 @@ IN_FLIGHT_MAX: Final = 4
 """Entries of a group on their way. While there are as many, what comes gathers for the next one."""
 
 DOOMED_AT_ONCE: Final = 500
+CLOCK_LOOKED_AT_S: Final = 60.0
+"""A clock that is set right may end a delay, and wakes nobody."""
+
 AGAIN_S: Final = 1.0
 """After an entry was refused for now: when the leader tries again to write what it wants by itself."""
 
@@ -283,7 +286,10 @@ class Gathering:
         self._own.clear()
         self._sendings.clear()
 
-    def _delay_us(self) -> int:  # what was believed as this leadership began, and the time that has passed since
+    def _delay_us(self) -> int:
+        """The time by which delays are over: what was believed as this leadership began, and what has passed since. A
+        clock that is set back changes nothing; one that was behind then and is set right does."""
+        self._began_us = max(self._began_us, self._now_us() - self._now_ms() * 1_000)
         return self._began_us + self._now_ms() * 1_000
 
     # ------------------------------------------------------------------ one entry
@@ -459,7 +465,7 @@ class Gathering:
         due_ms = max(due_us - self._delay_us(), 0) / 1e3 if due_us is not None else None
         waits_s = [ms / 1e3 for ms in (due_ms, again_ms, self._asking.again_ms()) if ms is not None]
         if waits_s:
-            self._due = self._loop.call_later(min(*waits_s, 3600.0) + 0.001, self.wake)
+            self._due = self._loop.call_later(min(*waits_s, CLOCK_LOOKED_AT_S) + 0.001, self.wake)
 
     # -- what is to be settled
 

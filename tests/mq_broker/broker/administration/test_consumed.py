@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +16,7 @@ from mq_broker.core.work.steps import Accept, LeaseId, Reason, Send, Sent
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting, NotLeader, OffsetOutOfRange
 from mq_protocol.names import RetentionPolicy
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.administration.test_retention import ROWS, fill, first_segments, held, start_of
 from tests.mq_broker.broker.administration.test_trimming import Part
 from tests.mq_broker.broker.cluster import Broker, standalone, until
@@ -94,61 +93,6 @@ def test_a_group_that_has_a_cursor_elsewhere_and_none_here_needs_all_that_there_
     assert needed(part, "away", "quick") == (0, "away")
 
 
-class Asked:
-    """What the leader of partition 0 answers, or refuses."""
-
-    def __init__(self) -> None:
-        self.groups: list[str] | None = None
-        self.times = 0
-        self.tasks: list[asyncio.Task[None]] = []
-
-    def spawn(self, work: Coroutine[Any, Any, None], _name: str) -> asyncio.Task[None]:
-        self.tasks.append(asyncio.create_task(work))
-        return self.tasks[-1]
-
-    async def leader(self, topic: str, number: int, method: str, *_: Any) -> pb.StreamGroupsResponse:
-        assert (topic, number, method) == ("t", 0, "StreamGroups")
-        self.times += 1
-        if self.groups is None:
-            raise NotLeader("nobody leads")
-        return pb.StreamGroupsResponse(groups=self.groups)
-
-
-def test_nothing_is_consumed_until_the_leader_of_the_first_partition_has_said_which_groups_there_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(consumed, "ASK_AGAIN_S", 0.0)
-        asked, part = Asked(), Kept(quick=30)
-        each, shell = part, asked  # type: Any, Any
-        ours = Consumed(shell, None, asked.leader)  # type: ignore[arg-type]
-
-        async def said() -> Needed | None:
-            ours.needed(each)
-            await asyncio.gather(*asked.tasks)
-            monkeypatch.setattr(consumed, "ASK_AGAIN_S", 60.0)
-            found = ours.needed(each)
-            monkeypatch.setattr(consumed, "ASK_AGAIN_S", 0.0)
-            return found
-
-        assert ours.needed(each) is None
-        assert await said() is None, "refused"
-        asked.groups = ["quick"]
-        assert await said() == (30, "quick")
-        asked.groups = ["quick", "away"]
-        assert await said() == (0, "away")
-        asked.groups = None
-        assert await said() is None, "what was said before does not count any more"
-        asked.times = 0
-        first: Any = Kept(0, quick=30)
-        assert ours.needed(first) == (30, "quick")
-        assert asked.times == 0, "it knows by itself"
-        ours.keep(())
-        assert ours._told == {}
-
-    in_virtual_time(scenario())
-
-
 def test_a_leader_that_does_not_know_whether_it_still_leads_says_nothing_of_groups() -> None:
     async def meant(_: str, topic_id: str) -> str:
         assert topic_id == "id"
@@ -157,7 +101,7 @@ def test_a_leader_that_does_not_know_whether_it_still_leads_says_nothing_of_grou
     first: Any = Kept(0, quick=30, slow=10)
     shell: Any = SimpleNamespace(leader=lambda _, number: {0: first}[number])
     topics: Any = SimpleNamespace(meant=meant)
-    ours = Consumed(shell, topics, Asked().leader)
+    ours = Consumed(shell, topics, shell)
     request = pb.StreamGroupsRequest(topic="t", topic_id="id")
     assert list(in_virtual_time(ours.stream_groups(request, 5.0)).groups) == ["quick", "slow"]
     first.refuses = NotLeader("another broker leads")
@@ -186,93 +130,87 @@ async def held_by(broker: Broker) -> str:
     return str(answer.partitions[0].held_by)
 
 
-def test_journal_files_go_once_every_group_is_done_with_them_and_a_leader_that_dies_changes_nothing(
+@virtual_time
+async def test_journal_files_go_once_every_group_is_done_with_them_and_a_leader_that_dies_changes_nothing(
     tmp_path: Path, checked_often: None
 ) -> None:
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            info = await cluster[1].create_topic("t", replicas=3, segment_bytes_max="65536", retention="consumed")
-            await cluster[1].ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
-            leader = await cluster.leader("t", at=1)
-            await move(cluster[leader], "slow", 0)
-            await fill(cluster[leader], 0, 6)
-            member = Member(cluster[leader])
-            for batch in range(6):
-                lent = await member.lease(ROWS)
-                await member.ack(lent.lease, *lent.ranges)
-                assert list(lent.ranges) == [batch * ROWS, ROWS]
+    async with three(tmp_path) as cluster:
+        info = await cluster[1].create_topic("t", replicas=3, segment_bytes_max="65536", retention="consumed")
+        await cluster[1].ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
+        leader = await cluster.leader("t", at=1)
+        await move(cluster[leader], "slow", 0)
+        await fill(cluster[leader], 0, 6)
+        member = Member(cluster[leader])
+        for batch in range(6):
+            lent = await member.lease(ROWS)
+            await member.ack(lent.lease, *lent.ranges)
+            assert list(lent.ranges) == [batch * ROWS, ROWS]
 
-            async def waits() -> bool:
-                return await held_by(cluster[leader]) == "slow"
+        async def waits() -> bool:
+            return await held_by(cluster[leader]) == "slow"
 
-            await until(waits)
-            assert await held(cluster[leader], 0, 6 * ROWS) == list(range(6 * ROWS))
-            await move(cluster[leader], "slow", 2 * ROWS + 1)
+        await until(waits)
+        assert await held(cluster[leader], 0, 6 * ROWS) == list(range(6 * ROWS))
+        await move(cluster[leader], "slow", 2 * ROWS + 1)
 
-            async def trimmed(at: int, to: int) -> bool:
-                return await start_of(cluster[at]) == to
+        async def trimmed(at: int, to: int) -> bool:
+            return await start_of(cluster[at]) == to
 
-            await until(lambda: trimmed(leader, 2 * ROWS))
-            await cluster[leader].abandon()
-            heir = await cluster.leader("t", at=1 + leader % 3, not_=leader)
-            await until(lambda: trimmed(heir, 2 * ROWS))
-            assert await held(cluster[heir], 2 * ROWS, 6 * ROWS) == list(range(2 * ROWS, 6 * ROWS))
-            await cluster[leader].start()
-            await until(lambda: cluster[heir].end("t"))
-            await move(cluster[heir], "slow", 6 * ROWS)
-            await until(lambda: trimmed(heir, 6 * ROWS))
+        await until(lambda: trimmed(leader, 2 * ROWS))
+        await cluster[leader].abandon()
+        heir = await cluster.leader("t", at=1 + leader % 3, not_=leader)
+        await until(lambda: trimmed(heir, 2 * ROWS))
+        assert await held(cluster[heir], 2 * ROWS, 6 * ROWS) == list(range(2 * ROWS, 6 * ROWS))
+        await cluster[leader].start()
+        await until(lambda: cluster[heir].end("t"))
+        await move(cluster[heir], "slow", 6 * ROWS)
+        await until(lambda: trimmed(heir, 6 * ROWS))
 
-            async def shortened() -> bool:
-                return all(first > 5 for first in first_segments(tmp_path, info.topic_id).values())
+        async def shortened() -> bool:
+            return all(first > 5 for first in first_segments(tmp_path, info.topic_id).values())
 
-            await until(shortened)
-            assert await held_by(cluster[heir]) == ""
-            assert (await cluster[heir].produce("t", 1)).base_offset == 6 * ROWS
-
-    in_virtual_time(scenario())
+        await until(shortened)
+        assert await held_by(cluster[heir]) == ""
+        assert (await cluster[heir].produce("t", 1)).base_offset == 6 * ROWS
 
 
-def test_a_partition_that_is_added_keeps_its_records_for_a_group_that_was_away(
+@virtual_time
+async def test_a_partition_that_is_added_keeps_its_records_for_a_group_that_was_away(
     tmp_path: Path, checked_often: None
 ) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", retention="consumed")
-            await broker.produce("t", 1)
-            for group in ("present", "away"):
-                await move(broker, group, 1)
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t", retention="consumed")
+        await broker.produce("t", 1)
+        for group in ("present", "away"):
+            await move(broker, group, 1)
 
-            async def dropped(partition: int) -> bool:
-                with_partition = pb.ListOffsetsRequest(topic="t", partitions=[partition])
-                return bool((await broker.ask("ListOffsets", with_partition)).partitions[0].log_start_offset)
+        async def dropped(partition: int) -> bool:
+            with_partition = pb.ListOffsetsRequest(topic="t", partitions=[partition])
+            return bool((await broker.ask("ListOffsets", with_partition)).partitions[0].log_start_offset)
 
-            await until(lambda: dropped(0))
-            await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=2))
-            await broker.produce("t", 2, 3, partition=1)
-            await move(broker, "present", 2, 1)
-            await broker.produce("t", 4)
-            for group in ("present", "away"):
-                await move(broker, group, 2)
+        await until(lambda: dropped(0))
+        await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=2))
+        await broker.produce("t", 2, 3, partition=1)
+        await move(broker, "present", 2, 1)
+        await broker.produce("t", 4)
+        for group in ("present", "away"):
+            await move(broker, group, 2)
 
-            async def gone() -> bool:
-                try:
-                    await broker.fetch("t", 1, 2)
-                except OffsetOutOfRange:
-                    return True
-                return False
+        async def gone() -> bool:
+            try:
+                await broker.fetch("t", 1, 2)
+            except OffsetOutOfRange:
+                return True
+            return False
 
-            await until(gone)
-            assert not await dropped(1)
-            await move(broker, "away", 2, 1)
-            await until(lambda: dropped(1))
-
-    in_virtual_time(scenario())
+        await until(gone)
+        assert not await dropped(1)
+        await move(broker, "away", 2, 1)
+        await until(lambda: dropped(1))
 
 
-def test_a_word_that_retention_does_not_know_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            with pytest.raises(InvalidSetting, match=r"did you mean 'consumed'\?.*limits, consumed"):
-                await broker.create_topic("t", retention="consume")
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_word_that_retention_does_not_know_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        with pytest.raises(InvalidSetting, match=r"did you mean 'consumed'\?.*limits, consumed"):
+            await broker.create_topic("t", retention="consume")

@@ -4,8 +4,7 @@ says so."""
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, NotEnoughReplicas, UnknownTopic
 from mq_protocol.names import TRANSACTIONS_TOPIC
+from tests.coroutines import virtual_time
 from tests.virtual.world import in_virtual_time
 
 NOW_MS = 5_000
@@ -110,13 +110,6 @@ def spec(name: str = "t", *assignment: tuple[int, ...], **fields: Any) -> TopicS
     return TopicSpec(name, f"id-of-{name}", assignment or ((1, 2, 3),), **fields)
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await scenario()
-
-    in_virtual_time(main())
-
-
 def decided(move: Move, *isr: int, live: tuple[int, ...] = (1, 2, 3, 4), looks: int = 1) -> tuple[bool, list[int]]:
     """Whether the move has ended once the leader has looked so often, and to whom it handed over."""
     found: list[tuple[bool, list[int]]] = []
@@ -178,88 +171,68 @@ def test_a_leader_of_the_target_that_could_not_hand_over_often_enough_stays_and_
     assert len(handed_to) > TRANSFERS_MAX
 
 
-def test_another_move_of_the_partition_has_all_its_attempts_again() -> None:
-    async def scenario() -> None:
-        never = Move((1, 4), (1, 2))
-        here = Here(spec("t", (1, 3), (1, 2, 4), moving={0: Move((3, 1), (1, 3)), 1: never}))
-        part = here.leads("t", 0, 1, 3)
-        for times in (1, 2):
-            await here.carries_on(looks=1_000)
-            assert sorted(here.specs["t"].moving) == [1]
-            assert len(part.handed_to) == times * TRANSFERS_MAX
-            here.specs["t"] = spec("t", (1, 3), (1, 2, 4), moving={0: Move((3, 1), (1,)), 1: never})
-
-    run(scenario)
+@virtual_time
+async def test_another_move_of_the_partition_has_all_its_attempts_again() -> None:
+    never = Move((1, 4), (1, 2))
+    here = Here(spec("t", (1, 3), (1, 2, 4), moving={0: Move((3, 1), (1, 3)), 1: never}))
+    part = here.leads("t", 0, 1, 3)
+    for times in (1, 2):
+        await here.carries_on(looks=1_000)
+        assert sorted(here.specs["t"].moving) == [1]
+        assert len(part.handed_to) == times * TRANSFERS_MAX
+        here.specs["t"] = spec("t", (1, 3), (1, 2, 4), moving={0: Move((3, 1), (1,)), 1: never})
 
 
-def test_what_has_arrived_is_written_and_what_has_not_stays_on_its_way() -> None:
-    async def scenario() -> None:
-        move = Move((1, 3), (1, 2))
-        here = Here(spec("t", *[(1, 2, 3)] * 4, moving=dict.fromkeys(range(4), move)))
-        here.leads("t", 0, 1, 2, 3)
-        here.leads("t", 1, 1, 2)
-        here.leads("t", 2, 1, 2, 3).serving = False
-        here.refuses = True
-        await here.carries_on()
-        assert len(here.specs["t"].moving) == 4, "the coordination service is away: later"
-        here.refuses = False
-        await here.carries_on()
-        assert here.specs["t"].assignment == ((1, 3), (1, 2, 3), (1, 2, 3), (1, 2, 3))
-        assert sorted(here.specs["t"].moving) == [1, 2, 3]
-        edits = here.edits
-        await here.carries_on(looks=10)
-        assert here.edits == edits, "nothing has arrived"
-
-    run(scenario)
+@virtual_time
+async def test_what_has_arrived_is_written_and_what_has_not_stays_on_its_way() -> None:
+    move = Move((1, 3), (1, 2))
+    here = Here(spec("t", *[(1, 2, 3)] * 4, moving=dict.fromkeys(range(4), move)))
+    here.leads("t", 0, 1, 2, 3)
+    here.leads("t", 1, 1, 2)
+    here.leads("t", 2, 1, 2, 3).serving = False
+    here.refuses = True
+    await here.carries_on()
+    assert len(here.specs["t"].moving) == 4, "the coordination service is away: later"
+    here.refuses = False
+    await here.carries_on()
+    assert here.specs["t"].assignment == ((1, 3), (1, 2, 3), (1, 2, 3), (1, 2, 3))
+    assert sorted(here.specs["t"].moving) == [1, 2, 3]
+    edits = here.edits
+    await here.carries_on(looks=10)
+    assert here.edits == edits, "nothing has arrived"
 
 
-def test_what_has_arrived_is_not_written_into_a_topic_that_was_made_again_meanwhile() -> None:
-    async def scenario() -> None:
-        here = Here(spec("t", (1, 2, 3), moving={0: Move((1, 3), (1, 2))}))
-        here.leads("t", 0, 1, 2, 3)
-        here.before_edit = lambda: here.specs.update(t=replace(here.specs["t"], topic_id="made again"))
-        await here.carries_on()
-        assert here.edits
-        assert sorted(here.specs["t"].moving) == [0]
-
-    run(scenario)
+@virtual_time
+async def test_what_has_arrived_is_not_written_into_a_topic_that_was_made_again_meanwhile() -> None:
+    here = Here(spec("t", (1, 2, 3), moving={0: Move((1, 3), (1, 2))}))
+    here.leads("t", 0, 1, 2, 3)
+    here.before_edit = lambda: here.specs.update(t=replace(here.specs["t"], topic_id="made again"))
+    await here.carries_on()
+    assert here.edits
+    assert sorted(here.specs["t"].moving) == [0]
 
 
-def test_a_broker_waits_to_be_woken_for_the_next_move() -> None:
-    async def scenario() -> None:
-        here = Here(spec("t", (1, 2)))
-        here.leads("t", 0, 1, 2, 3)
-        assert await here.moves.look() == math.inf
-        here.specs["t"] = spec("t", (1, 2, 3), moving={0: Move((1, 3), (1, 2))})
-        assert await here.moves.look() == moves.LOOK_S
-        assert here.specs["t"].assignment == ((1, 3),)
+@virtual_time
+async def test_leadership_is_handed_only_to_a_live_broker_that_is_in_sync() -> None:
+    here = Here(spec("t", (1, 2, 3)))
+    part = here.leads("t", 0, 1, 2)
 
-    run(scenario)
+    async def lead(to: int) -> None:
+        request = pb.LeadRequest(topic="t", partition=0, broker=to)
+        await here.moves.lead(request, asyncio.get_running_loop().time() + 60)
 
-
-def test_leadership_is_handed_only_to_a_live_broker_that_is_in_sync() -> None:
-    async def scenario() -> None:
-        here = Here(spec("t", (1, 2, 3)))
-        part = here.leads("t", 0, 1, 2)
-
-        async def lead(to: int) -> None:
-            request = pb.LeadRequest(topic="t", partition=0, broker=to)
-            await here.moves.lead(request, asyncio.get_running_loop().time() + 60)
-
-        with pytest.raises(InvalidRequest, match="broker 4 holds no replica"):
-            await lead(4)
-        with pytest.raises(NotEnoughReplicas, match="broker 3 is not in sync"):
-            await lead(3)
-        part.replica.isr = (1, 2, 3)
-        del here.brokers[3]
-        with pytest.raises(NotEnoughReplicas, match="broker 3 is not in sync"):
-            await lead(3)
-        await lead(1)
-        assert part.handed_to == [], "it leads already, and the others were refused before anything was begun"
-        with pytest.raises(NotEnoughReplicas, match="broker 2 does not lead t-0 within"):
-            await lead(2)
-
-    run(scenario)
+    with pytest.raises(InvalidRequest, match="broker 4 holds no replica"):
+        await lead(4)
+    with pytest.raises(NotEnoughReplicas, match="broker 3 is not in sync"):
+        await lead(3)
+    part.replica.isr = (1, 2, 3)
+    del here.brokers[3]
+    with pytest.raises(NotEnoughReplicas, match="broker 3 is not in sync"):
+        await lead(3)
+    await lead(1)
+    assert part.handed_to == [], "it leads already, and the others were refused before anything was begun"
+    with pytest.raises(NotEnoughReplicas, match="broker 2 does not lead t-0 within"):
+        await lead(2)
 
 
 def led_by(leader: int | None, *isr: int) -> NodeState:
@@ -267,38 +240,34 @@ def led_by(leader: int | None, *isr: int) -> NodeState:
     return NodeState(name, 1, tuple((broker, "log") for broker in isr), 0, "")
 
 
-def test_what_is_on_its_way_is_told_with_who_is_in_sync_and_who_leads() -> None:
-    async def scenario() -> None:
-        here = Here(spec("t", (1, 2), (1, 2, 3), (2, 3), moving={1: Move((2, 3), (1, 2)), 2: Move((2,), (2, 3))}))
-        here.states["t", 1] = led_by(2, 1, 2)
-        told = await here.moves.moves(pb.MovesRequest(), 0)
-        first, second = told.moves
-        assert (first.topic, first.partition, list(first.origin), list(first.target)) == ("t", 1, [1, 2], [2, 3])
-        assert (list(first.isr), first.leader) == ([1, 2], 2)
-        assert (second.partition, list(second.isr), second.leader) == (2, [], 0)
-        assert told.held == 0
-        here.states["t", 1] = led_by(None, 1)
-        assert (await here.moves.moves(pb.MovesRequest(), 0)).moves[0].leader == 0
-
-    run(scenario)
+@virtual_time
+async def test_what_is_on_its_way_is_told_with_who_is_in_sync_and_who_leads() -> None:
+    here = Here(spec("t", (1, 2), (1, 2, 3), (2, 3), moving={1: Move((2, 3), (1, 2)), 2: Move((2,), (2, 3))}))
+    here.states["t", 1] = led_by(2, 1, 2)
+    told = await here.moves.moves(pb.MovesRequest(), 0)
+    first, second = told.moves
+    assert (first.topic, first.partition, list(first.origin), list(first.target)) == ("t", 1, [1, 2], [2, 3])
+    assert (list(first.isr), first.leader) == ([1, 2], 2)
+    assert (second.partition, list(second.isr), second.leader) == (2, [], 0)
+    assert told.held == 0
+    here.states["t", 1] = led_by(None, 1)
+    assert (await here.moves.moves(pb.MovesRequest(), 0)).moves[0].leader == 0
 
 
-def test_a_broker_is_needed_by_what_is_on_it_and_then_by_what_names_it_still() -> None:
-    async def scenario() -> None:
-        here = Here(spec("t", (1, 2), (2, 3), (1, 3)), spec("u", (3, 1)))
+@virtual_time
+async def test_a_broker_is_needed_by_what_is_on_it_and_then_by_what_names_it_still() -> None:
+    here = Here(spec("t", (1, 2), (2, 3), (1, 3)), spec("u", (3, 1)))
 
-        async def held(broker: int) -> int:
-            return (await here.moves.moves(pb.MovesRequest(broker=broker), 0)).held
+    async def held(broker: int) -> int:
+        return (await here.moves.moves(pb.MovesRequest(broker=broker), 0)).held
 
-        for name, number in (("t", 0), ("t", 1), ("t", 2), ("u", 0)):
-            here.states[name, number] = led_by(1, 1, 3)
-        assert [await held(broker) for broker in (1, 2, 3, 4)] == [3, 2, 3, 0]
-        here.states["t", 1] = led_by(2, 2, 4)
-        assert await held(4) == 1
-        del here.states["u", 0]
-        assert await held(4) == 2, "what cannot be read may name it"
-
-    run(scenario)
+    for name, number in (("t", 0), ("t", 1), ("t", 2), ("u", 0)):
+        here.states[name, number] = led_by(1, 1, 3)
+    assert [await held(broker) for broker in (1, 2, 3, 4)] == [3, 2, 3, 0]
+    here.states["t", 1] = led_by(2, 2, 4)
+    assert await held(4) == 1
+    del here.states["u", 0]
+    assert await held(4) == 2, "what cannot be read may name it"
 
 
 def plan(here: Here, **fields: Any) -> dict[tuple[str, int], tuple[list[int], list[int]]]:

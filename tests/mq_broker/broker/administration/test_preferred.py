@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from mq_broker.broker.administration.preferred import AT_ONCE, FORGOTTEN_MS, PAUSE_MS_MAX, GivingBack, Led
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import until
 from tests.mq_broker.broker.test_three_brokers import three
-from tests.virtual.world import in_virtual_time
 
 AFTER_MS = 60_000
 LOOK_MS = 2_000
@@ -68,21 +68,19 @@ def test_a_broker_that_does_not_keep_what_it_gets_is_given_less_and_less_often()
     assert leader.until_given(FORGOTTEN_MS) == AFTER_MS, "it has kept all for long: forgotten"
 
 
-def test_a_broker_that_was_away_leads_what_it_led_by_itself(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with three(tmp_path, balance_leaders_ms=500) as cluster:
-            await cluster[1].create_topic("t", 6, 3)
-            members = [list(p.replicas) for p in (await cluster[1].metadata("t")).topics[0].partitions]
-            mine = next(number for number, replicas in enumerate(members) if replicas[0] == 1)
-            await cluster.leader("t", mine, at=2)
-            await cluster[1].stop()
-            assert await cluster.leader("t", mine, at=2, not_=1) in (2, 3)
-            await cluster[1].start()
-            firsts = [replicas[0] for replicas in members]
+@virtual_time
+async def test_a_broker_that_was_away_leads_what_it_led_by_itself(tmp_path: Path) -> None:
+    async with three(tmp_path, balance_leaders_ms=500) as cluster:
+        await cluster[1].create_topic("t", 6, 3)
+        members = [list(p.replicas) for p in (await cluster[1].metadata("t")).topics[0].partitions]
+        mine = next(number for number, replicas in enumerate(members) if replicas[0] == 1)
+        await cluster.leader("t", mine, at=2)
+        await cluster[1].stop()
+        assert await cluster.leader("t", mine, at=2, not_=1) in (2, 3)
+        await cluster[1].start()
+        firsts = [replicas[0] for replicas in members]
 
-            async def as_made() -> bool:
-                return [p.leader for p in (await cluster[2].metadata("t")).topics[0].partitions] == firsts
+        async def as_made() -> bool:
+            return [p.leader for p in (await cluster[2].metadata("t")).topics[0].partitions] == firsts
 
-            await until(as_made, 120)
-
-    in_virtual_time(main())
+        await until(as_made, 120)

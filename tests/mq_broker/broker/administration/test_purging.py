@@ -11,9 +11,9 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, OffsetOutOfRange
 from mq_protocol.names import TRANSACTIONS_TOPIC
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.test_three_brokers import three
-from tests.virtual.world import in_virtual_time
 
 
 async def purge(broker: Broker, topic: str, offset: int) -> pb.PartitionOffsets:
@@ -24,47 +24,42 @@ async def purge(broker: Broker, topic: str, offset: int) -> pb.PartitionOffsets:
     return answer
 
 
-def test_what_was_purged_stays_so_under_the_next_leader(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            await cluster[1].create_topic("t", replicas=3)
-            former = await cluster.leader("t", at=1)
-            for n in range(4):
-                await cluster[former].produce("t", n)
-            with pytest.raises(NotLeader):
-                await purge(cluster[1 + former % 3], "t", 3)
-            assert (await purge(cluster[former], "t", 3)).log_start_offset == 3
-            await cluster[former].abandon()
-            leader = await cluster.leader("t", at=1 + former % 3, not_=former)
-            await until(lambda: cluster[leader].end("t"))
-            offsets = (await cluster[leader].ask("ListOffsets", pb.ListOffsetsRequest(topic="t"))).partitions[0]
-            assert (offsets.log_start_offset, offsets.log_end_offset) == (3, 4)
-            with pytest.raises(OffsetOutOfRange) as gone:
-                await cluster[leader].fetch("t", 0, 4)
-            assert gone.value.next_offset == 3
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_what_was_purged_stays_so_under_the_next_leader(tmp_path: Path) -> None:
+    async with three(tmp_path) as cluster:
+        await cluster[1].create_topic("t", replicas=3)
+        former = await cluster.leader("t", at=1)
+        for n in range(4):
+            await cluster[former].produce("t", n)
+        with pytest.raises(NotLeader):
+            await purge(cluster[1 + former % 3], "t", 3)
+        assert (await purge(cluster[former], "t", 3)).log_start_offset == 3
+        await cluster[former].abandon()
+        leader = await cluster.leader("t", at=1 + former % 3, not_=former)
+        await until(lambda: cluster[leader].end("t"))
+        offsets = (await cluster[leader].ask("ListOffsets", pb.ListOffsetsRequest(topic="t"))).partitions[0]
+        assert (offsets.log_start_offset, offsets.log_end_offset) == (3, 4)
+        with pytest.raises(OffsetOutOfRange) as gone:
+            await cluster[leader].fetch("t", 0, 4)
+        assert gone.value.next_offset == 3
 
 
-def test_only_users_topics_are_purged_and_from_an_offset_that_can_be(
+@virtual_time
+async def test_only_users_topics_are_purged_and_from_an_offset_that_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(purging, "PARTITIONS_PER_TOPIC_MAX", 2)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.metadata(TRANSACTIONS_TOPIC)
-            with pytest.raises(InvalidRequest, match="from 0 on"):
-                await purge(broker, "t", -1)
-            with pytest.raises(InvalidRequest, match="the brokers' own"):
-                await purge(broker, TRANSACTIONS_TOPIC, 0)
-            assert (await purge(broker, "t", 1 << 60)).log_start_offset == 0
-            places = [pb.CursorPosition(topic="t", partition=number, offset=0) for number in range(3)]
-            first, missing = (await broker.ask("Purge", pb.PurgeRequest(positions=places[:2]))).partitions
-            assert not first.HasField("error"), "nothing is below the first offset, which may be named all the same"
-            assert (missing.partition, missing.HasField("error")) == (1, True)
-            with pytest.raises(InvalidRequest, match="at most 2 partitions"):
-                await broker.ask("Purge", pb.PurgeRequest(positions=places))
-
-    in_virtual_time(scenario())
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        await broker.metadata(TRANSACTIONS_TOPIC)
+        with pytest.raises(InvalidRequest, match="from 0 on"):
+            await purge(broker, "t", -1)
+        with pytest.raises(InvalidRequest, match="the brokers' own"):
+            await purge(broker, TRANSACTIONS_TOPIC, 0)
+        assert (await purge(broker, "t", 1 << 60)).log_start_offset == 0
+        places = [pb.CursorPosition(topic="t", partition=number, offset=0) for number in range(3)]
+        first, missing = (await broker.ask("Purge", pb.PurgeRequest(positions=places[:2]))).partitions
+        assert not first.HasField("error"), "nothing is below the first offset, which may be named all the same"
+        assert (missing.partition, missing.HasField("error")) == (1, True)
+        with pytest.raises(InvalidRequest, match="at most 2 partitions"):
+            await broker.ask("Purge", pb.PurgeRequest(positions=places))

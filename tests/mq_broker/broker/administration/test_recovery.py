@@ -20,6 +20,7 @@ from mq_broker.rpc.peer_proof import PeerProof
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.limits import OFFSETS_OF_A_LIFE
+from tests.coroutines import real_time
 from tests.mq_broker.broker.host.test_shell import shell, until
 
 LOST = NodeState(LeaderName(1, 7), 5, ((1, "one"), (2, "two")), 2, "w", offset_floor=40)
@@ -150,25 +151,17 @@ def test_the_operator_may_say_whose_log_it_is_to_be() -> None:
         chosen(status(1, "new1"), status(2, "new2"), from_broker=3)
 
 
-def test_without_any_replica_there_is_nothing_to_go_on_from() -> None:
-    with pytest.raises(InvalidRequest, match="no replica of it is open on any broker"):
-        chosen(force=True)
-
-
-def test_replicas_look_at_the_node_once_it_says_that_the_partition_was_recovered(tmp_path: Path) -> None:
+@real_time
+async def test_replicas_look_at_the_node_once_it_says_that_the_partition_was_recovered(tmp_path: Path) -> None:
     """No tick comes to them here, as hardly any does to a replica at rest."""
-
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, "gone"),)) as broker:
-            topics = Topics(broker.coordination, broker.follow_topics)
-            cluster = Cluster(broker.coordination, BrokerRegistration(1, 1, "here"), lambda: None, lambda: None)
-            total_loss = TotalLoss(broker, cluster, topics, broker.coordination, Calls(PeerProof(1, 1, "c", bytes(32))))
-            topic = await topics.get("t")
-            await until(lambda: broker.hosted(topic, 0) is not None)
-            await total_loss.recover(pb.RecoverRequest(topic="t"), asyncio.get_running_loop().time() + 20)
-            await until(lambda: broker.partition(topic, 0).replica.identity.recovery == 1)
-
-    asyncio.run(main())
+    async with shell(tmp_path, isr=((1, "gone"),)) as broker:
+        topics = Topics(broker.coordination, broker.follow_topics)
+        cluster = Cluster(broker.coordination, BrokerRegistration(1, 1, "here"), lambda: None, lambda: None)
+        total_loss = TotalLoss(broker, cluster, topics, broker.coordination, Calls(PeerProof(1, 1, "c", bytes(32))))
+        topic = await topics.get("t")
+        await until(lambda: broker.hosted(topic, 0) is not None)
+        await total_loss.recover(pb.RecoverRequest(topic="t"), asyncio.get_running_loop().time() + 20)
+        await until(lambda: broker.partition(topic, 0).replica.identity.recovery == 1)
 
 
 def test_the_new_epoch_is_above_every_epoch_that_a_replica_has_seen_so_that_all_obey_it() -> None:

@@ -4,7 +4,8 @@ stand-in."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from mq_broker.core.messages import CasOutcome, LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, OutcomeUnknown, UnknownPartition, Unreachable
 from mq_protocol.names import OnTotalLoss
-from tests.virtual.world import in_virtual_time
+from tests.coroutines import virtual_time
 
 LOST = NodeState(LeaderName(2, 7), 5, ((1, "gone"), (2, "gone too")), 2, "w")
 
@@ -91,17 +92,17 @@ class World:
         return await self.total_loss.recover(pb.RecoverRequest(topic="t", **fields), deadline)
 
 
-def run(scenario: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        world = World()
-        await asyncio.wait_for(scenario(world), 20)
-        await asyncio.gather(*world.tasks)
+@asynccontextmanager
+async def played() -> AsyncIterator[World]:
+    world = World()
+    async with asyncio.timeout(20):
+        yield world
+    await asyncio.gather(*world.tasks)
 
-    in_virtual_time(main())
 
-
-def test_all_that_may_have_something_are_asked_and_the_best_log_goes_on_alone() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_all_that_may_have_something_are_asked_and_the_best_log_goes_on_alone() -> None:
+    async with played() as world:
         world.node = 3, NodeState(LeaderName(2, 7), 5, ((1, "gone"), (3, "gone too")), 2, "w")
         world.said[3] = status(3, last_index=99)
         now = asyncio.get_running_loop().time()
@@ -122,11 +123,10 @@ def test_all_that_may_have_something_are_asked_and_the_best_log_goes_on_alone() 
         )
         assert (answer.kept.broker, list(answer.given_up), answer.offset_floor) == (3, [1], state.offset_floor)
 
-    run(scenario)
 
-
-def test_who_asks_is_told_of_a_partition_that_is_not_there() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_who_asks_is_told_of_a_partition_that_is_not_there() -> None:
+    async with played() as world:
         for number in (-1, 2):
             with pytest.raises(UnknownPartition, match="partitions 0 to 1"):
                 await world.recover(partition=number)
@@ -135,11 +135,10 @@ def test_who_asks_is_told_of_a_partition_that_is_not_there() -> None:
         with pytest.raises(UnknownPartition, match="no state node"):
             await world.recover()
 
-    run(scenario)
 
-
-def test_a_broker_that_is_gone_or_does_not_answer_is_not_counted_as_one_that_has_nothing() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_a_broker_that_is_gone_or_does_not_answer_is_not_counted_as_one_that_has_nothing() -> None:
+    async with played() as world:
         world.said[2] = Unreachable("away")
         with pytest.raises(InvalidRequest, match="broker 2 was in sync and does not answer"):
             await world.recover()
@@ -150,38 +149,31 @@ def test_a_broker_that_is_gone_or_does_not_answer_is_not_counted_as_one_that_has
         assert world.asked == []
         assert (await world.recover(force=True)).kept.broker == 1
 
-    run(scenario)
 
-
-def test_a_recovery_whose_answer_was_lost_is_found_done_and_one_that_others_were_quicker_than_is_tried_again() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_a_recovery_whose_answer_was_lost_is_found_done_and_one_that_others_were_quicker_than_tried_again() -> (
+    None
+):
+    async with played() as world:
         world.outcomes = [(CasOutcome.UNKNOWN, True)]
         assert (await world.recover()).kept.broker == 1
         assert len(world.written) == 1
-
-    run(scenario)
-
-    async def refused(world: World) -> None:
+    async with played() as world:
         world.outcomes = [(CasOutcome.REFUSED, False), (CasOutcome.UNKNOWN, False)]
         assert (await world.recover()).kept.broker == 1
         assert len(world.written) == 3
-
-    run(refused)
-
-    async def never(world: World) -> None:
+    async with played() as world:
         world.outcomes = [(CasOutcome.UNKNOWN, False)] * 100
         with pytest.raises(OutcomeUnknown, match="keeps changing"):
             await world.recover()
         assert len(world.written) == recovery.WRITE_ATTEMPTS_MAX
 
-    run(never)
-
 
 @pytest.mark.parametrize("why", ["no call reaches it", "it is not registered"])
-def test_a_replica_that_does_not_answer_is_waited_for_though_it_was_not_in_sync(why: str) -> None:
+@virtual_time
+async def test_a_replica_that_does_not_answer_is_waited_for_though_it_was_not_in_sync(why: str) -> None:
     """It may have left the set since its broker died, and have all that was committed before."""
-
-    async def scenario(world: World) -> None:
+    async with played() as world:
         world.topic.spec.assignment = ((1, 2, 3), (1, 2, 3))
         if why == "it is not registered":
             del world.brokers[3]
@@ -192,8 +184,6 @@ def test_a_replica_that_does_not_answer_is_waited_for_though_it_was_not_in_sync(
         world.node = 3, LOST
         world.brokers[3], world.said[3] = None, status(3, last_index=99)
         assert (await world.recover()).kept.broker == 3
-
-    run(scenario)
 
 
 def test_a_recovery_by_another_with_another_log_is_not_taken_for_this_one() -> None:
@@ -253,21 +243,19 @@ def does_not_hear(world: World) -> None:
 
 
 @pytest.mark.parametrize("prevented", [None, stops, is_led, is_not_the_first, lacks_one, does_not_hear])
-def test_a_partition_without_a_leader_for_long_goes_on_by_itself_if_it_may_and_nothing_may_come_that_has_more(
+@virtual_time
+async def test_a_partition_without_a_leader_for_long_goes_on_by_itself_if_it_may_and_nothing_may_come_that_has_more(
     prevented: Callable[[World], None] | None,
 ) -> None:
-    async def main() -> None:
-        world = World()
-        world.leaders = {0: 0, 1: 3}
-        if prevented is not None:
-            prevented(world)
-        await world.total_loss.look()
-        await asyncio.sleep(recovery.LEADERLESS_S - 0.5)
-        await world.total_loss.look()
-        assert world.written == [], "it may be merely between two leaders"
-        await asyncio.sleep(0.5)
-        await world.total_loss.look()
-        assert len(world.written) == (prevented is None)
-        await asyncio.gather(*world.tasks)
-
-    in_virtual_time(main())
+    world = World()
+    world.leaders = {0: 0, 1: 3}
+    if prevented is not None:
+        prevented(world)
+    await world.total_loss.look()
+    await asyncio.sleep(recovery.LEADERLESS_S - 0.5)
+    await world.total_loss.look()
+    assert world.written == [], "it may be merely between two leaders"
+    await asyncio.sleep(0.5)
+    await world.total_loss.look()
+    assert len(world.written) == (prevented is None)
+    await asyncio.gather(*world.tasks)

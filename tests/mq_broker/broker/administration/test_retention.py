@@ -13,9 +13,9 @@ from mq_broker.broker.administration import retention
 from mq_broker.broker.administration.retention import RetentionClock
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OffsetOutOfRange
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, numbers_in, until
 from tests.mq_broker.broker.test_three_brokers import Three, three
-from tests.virtual.world import in_virtual_time
 
 ROWS = 2_000
 """A batch of so many takes some 60 KB: each begins a segment of its own, or nearly."""
@@ -54,114 +54,105 @@ async def settled_start(cluster: Three, leader: int) -> int:
     return int(await until(steady))
 
 
-def test_what_is_too_much_is_dropped_on_every_replica_and_stays_dropped(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            info = await cluster[1].create_topic("t", replicas=3, segment_bytes_max="65536", retention_bytes="200000")
-            leader = await cluster.leader("t", at=1)
-            await fill(cluster[leader], 0, 12)
-            start = await settled_start(cluster, leader)
-            assert start % ROWS == 0
-            assert 0 < start < 12 * ROWS
-            with pytest.raises(OffsetOutOfRange, match=str(start)):
-                await cluster[leader].fetch("t", 0, 1)
+@virtual_time
+async def test_what_is_too_much_is_dropped_on_every_replica_and_stays_dropped(tmp_path: Path) -> None:
+    async with three(tmp_path) as cluster:
+        info = await cluster[1].create_topic("t", replicas=3, segment_bytes_max="65536", retention_bytes="200000")
+        leader = await cluster.leader("t", at=1)
+        await fill(cluster[leader], 0, 12)
+        start = await settled_start(cluster, leader)
+        assert start % ROWS == 0
+        assert 0 < start < 12 * ROWS
+        with pytest.raises(OffsetOutOfRange, match=str(start)):
+            await cluster[leader].fetch("t", 0, 1)
 
-            async def shortened() -> bool:
-                return all(first > 1 for first in first_segments(tmp_path, info.topic_id).values())
+        async def shortened() -> bool:
+            return all(first > 1 for first in first_segments(tmp_path, info.topic_id).values())
 
-            await until(shortened)
-            kept = list(range(start, 12 * ROWS))
-            assert await held(cluster[leader], start, 12 * ROWS) == kept
-            await asyncio.gather(*(broker.abandon() for broker in cluster.brokers.values()))
-            await asyncio.gather(*(broker.start() for broker in cluster.brokers.values()))
-            leader = await cluster.leader("t", at=1)
-            await until(lambda: cluster[leader].end("t"))
-            assert await settled_start(cluster, leader) == start
-            assert await held(cluster[leader], start, 12 * ROWS) == kept
-            again = await cluster[leader].produce("t", *range(ROWS), uuid=b"batch %10d" % 0)
-            assert (again.duplicate, again.base_offset) == (True, 0)  # dropped, and still known (trap 13)
-
-    in_virtual_time(scenario())
+        await until(shortened)
+        kept = list(range(start, 12 * ROWS))
+        assert await held(cluster[leader], start, 12 * ROWS) == kept
+        await asyncio.gather(*(broker.abandon() for broker in cluster.brokers.values()))
+        await asyncio.gather(*(broker.start() for broker in cluster.brokers.values()))
+        leader = await cluster.leader("t", at=1)
+        await until(lambda: cluster[leader].end("t"))
+        assert await settled_start(cluster, leader) == start
+        assert await held(cluster[leader], start, 12 * ROWS) == kept
+        again = await cluster[leader].produce("t", *range(ROWS), uuid=b"batch %10d" % 0)
+        assert (again.duplicate, again.base_offset) == (True, 0)  # dropped, and still known (trap 13)
 
 
-def test_a_replica_that_is_too_far_behind_begins_anew_with_the_leaders_state(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            info = await cluster[1].create_topic("t", replicas=3, segment_bytes_max="65536", retention_bytes="150000")
-            leader = await cluster.leader("t", at=1)
-            away, other = (n for n in (1, 2, 3) if n != leader)
-            await fill(cluster[leader], 0, 2)
-            await cluster[away].stop()
-            await fill(cluster[leader], 2, 10)
-            start = await settled_start(cluster, leader)
+@virtual_time
+async def test_a_replica_that_is_too_far_behind_begins_anew_with_the_leaders_state(tmp_path: Path) -> None:
+    async with three(tmp_path) as cluster:
+        info = await cluster[1].create_topic("t", replicas=3, segment_bytes_max="65536", retention_bytes="150000")
+        leader = await cluster.leader("t", at=1)
+        away, other = (n for n in (1, 2, 3) if n != leader)
+        await fill(cluster[leader], 0, 2)
+        await cluster[away].stop()
+        await fill(cluster[leader], 2, 10)
+        start = await settled_start(cluster, leader)
 
-            async def shortened() -> bool:
-                return first_segments(tmp_path, info.topic_id)[leader] > 6
+        async def shortened() -> bool:
+            return first_segments(tmp_path, info.topic_id)[leader] > 6
 
-            await until(shortened)
-            await cluster[away].start()
-            await cluster.in_sync("t", [1, 2, 3], at=leader)
-            assert first_segments(tmp_path, info.topic_id)[away] > 6
-            assert await until(lambda: held(cluster[away], start, 12 * ROWS)) == list(range(start, 12 * ROWS))
-            await cluster[leader].abandon()
-            await cluster[other].abandon()
-            await cluster[other].start()
-            heir = await cluster.leader("t", at=away, not_=leader)
-            again = await until(lambda: cluster[heir].produce("t", *range(ROWS), uuid=b"batch %10d" % 0))
-            assert (again.duplicate, again.base_offset) == (True, 0)
-            assert await until(lambda: held(cluster[heir], start, 12 * ROWS)) == list(range(start, 12 * ROWS))
-
-    in_virtual_time(scenario())
+        await until(shortened)
+        await cluster[away].start()
+        await cluster.in_sync("t", [1, 2, 3], at=leader)
+        assert first_segments(tmp_path, info.topic_id)[away] > 6
+        assert await until(lambda: held(cluster[away], start, 12 * ROWS)) == list(range(start, 12 * ROWS))
+        await cluster[leader].abandon()
+        await cluster[other].abandon()
+        await cluster[other].start()
+        heir = await cluster.leader("t", at=away, not_=leader)
+        again = await until(lambda: cluster[heir].produce("t", *range(ROWS), uuid=b"batch %10d" % 0))
+        assert (again.duplicate, again.base_offset) == (True, 0)
+        assert await until(lambda: held(cluster[heir], start, 12 * ROWS)) == list(range(start, 12 * ROWS))
 
 
-def test_a_new_replica_gets_in_sync_though_retention_goes_on_taking(tmp_path: Path) -> None:
+@virtual_time
+async def test_a_new_replica_gets_in_sync_though_retention_goes_on_taking(tmp_path: Path) -> None:
     """Each trim lets a journal in memory begin later, and each time a replica that was given the state before that
     lacks some."""
+    async with three(tmp_path) as cluster:
+        await cluster[1].create_topic("t", replicas=3, durability="memory", retention_bytes="50000")
+        leader = await cluster.leader("t", at=1)
+        away = next(n for n in (1, 2, 3) if n != leader)
+        await fill(cluster[leader], 0, 4)
+        await cluster[away].abandon()
+        await cluster[away].start()
+        over = asyncio.Event()
 
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            await cluster[1].create_topic("t", replicas=3, durability="memory", retention_bytes="50000")
-            leader = await cluster.leader("t", at=1)
-            away = next(n for n in (1, 2, 3) if n != leader)
-            await fill(cluster[leader], 0, 4)
-            await cluster[away].abandon()
-            await cluster[away].start()
-            over = asyncio.Event()
+        async def write_on() -> None:
+            n = 4
+            while not over.is_set():
+                await fill(cluster[leader], n, 1)
+                n += 1
 
-            async def write_on() -> None:
-                n = 4
-                while not over.is_set():
-                    await fill(cluster[leader], n, 1)
-                    n += 1
-
-            writing = asyncio.create_task(write_on())
-            try:
-                await cluster.in_sync("t", [1, 2, 3], at=leader)
-            finally:
-                over.set()
-                await writing
-
-    in_virtual_time(scenario())
+        writing = asyncio.create_task(write_on())
+        try:
+            await cluster.in_sync("t", [1, 2, 3], at=leader)
+        finally:
+            over.set()
+            await writing
 
 
-def test_offsets_go_on_after_a_topic_was_emptied_by_age_and_its_leader_died(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            await cluster[1].create_topic("t", replicas=3, retention_ms="1s")
-            leader = await cluster.leader("t", at=1)
-            await cluster[leader].produce("t", 1, 2, 3)
+@virtual_time
+async def test_offsets_go_on_after_a_topic_was_emptied_by_age_and_its_leader_died(tmp_path: Path) -> None:
+    async with three(tmp_path) as cluster:
+        await cluster[1].create_topic("t", replicas=3, retention_ms="1s")
+        leader = await cluster.leader("t", at=1)
+        await cluster[leader].produce("t", 1, 2, 3)
 
-            async def emptied() -> bool:
-                return await start_of(cluster[leader]) == 3
+        async def emptied() -> bool:
+            return await start_of(cluster[leader]) == 3
 
-            await until(emptied)
-            await cluster[leader].abandon()
-            heir = await cluster.leader("t", at=1 + leader % 3, not_=leader)
-            placed = await until(lambda: cluster[heir].produce("t", 4))
-            assert placed.base_offset == 3
-            assert await start_of(cluster[heir]) >= 3
-
-    in_virtual_time(scenario())
+        await until(emptied)
+        await cluster[leader].abandon()
+        heir = await cluster.leader("t", at=1 + leader % 3, not_=leader)
+        placed = await until(lambda: cluster[heir].produce("t", 4))
+        assert placed.base_offset == 3
+        assert await start_of(cluster[heir]) >= 3
 
 
 class Clocks:

@@ -18,6 +18,7 @@ from mq_broker.core.work.steps import Accept, LeaseId, Reason, Send, Sent
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.errors import TritonMQError
 from mq_protocol.names import RetentionPolicy
+from tests.coroutines import real_time
 
 NOW_US = 1_000_000_000
 
@@ -117,39 +118,34 @@ async def turns(*parts: Part, times: int = 1) -> None:
         await asyncio.sleep(0)
 
 
-def test_a_partition_whose_turn_goes_on_gets_no_second_one_beside_it() -> None:
-    async def scenario() -> None:
-        part = Part(retention_bytes=200)
-        part.goes_on.clear()
-        shell: Any = Shell(part)
-        ours = Retention(shell, Consumed(shell, shell, shell))
-        for _ in range(3):
-            await ours.look()
-        assert len(shell.tasks) == 1
-        part.goes_on.set()
-        await asyncio.gather(*shell.tasks)
+@real_time
+async def test_a_partition_whose_turn_goes_on_gets_no_second_one_beside_it() -> None:
+    part = Part(retention_bytes=200)
+    part.goes_on.clear()
+    shell: Any = Shell(part)
+    ours = Retention(shell, Consumed(shell, shell, shell))
+    for _ in range(3):
         await ours.look()
-        assert len(shell.tasks) == 2
-        await asyncio.gather(*shell.tasks)
+    assert len(shell.tasks) == 1
+    part.goes_on.set()
+    await asyncio.gather(*shell.tasks)
+    await ours.look()
+    assert len(shell.tasks) == 2
+    await asyncio.gather(*shell.tasks)
 
-    asyncio.run(scenario())
 
-
-def test_so_many_journals_are_shortened_at_once_and_one_that_takes_too_long_is_taken_up_later(
+@real_time
+async def test_so_many_journals_are_shortened_at_once_and_one_that_takes_too_long_is_taken_up_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retention, "SHORTENINGS_AT_ONCE", 1)
     monkeypatch.setattr(retention, "TURN_S", 0.01)
-
-    async def scenario() -> None:
-        slow, other = Part(retention_bytes=200), Part(retention_bytes=200)
-        slow.goes_on.clear()
-        await turns(slow)
-        assert (slow.shorten_due, slow.shortened) == (True, 0)
-        await turns(other)
-        assert other.shortened == 1, "its place is free again"
-
-    asyncio.run(scenario())
+    slow, other = Part(retention_bytes=200), Part(retention_bytes=200)
+    slow.goes_on.clear()
+    await turns(slow)
+    assert (slow.shorten_due, slow.shortened) == (True, 0)
+    await turns(other)
+    assert other.shortened == 1, "its place is free again"
 
 
 def test_retention_stops_at_what_a_queue_group_has_not_settled_and_says_so_once(

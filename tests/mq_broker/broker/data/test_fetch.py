@@ -15,7 +15,6 @@ from mq_broker.broker.data import fetch
 from mq_broker.broker.data.fetch import Reading, _measured, _Watch
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.messages import Published
-from mq_broker.rpc.callers import caller
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
@@ -122,27 +121,6 @@ def test_a_fetch_goes_on_where_the_batches_that_were_sent_end_and_each_answer_na
     assert [[batch.base_offset for batch in header.batches] for header in sent] == [[1], [3], [5]]
     assert {header.leader_epoch for header in sent} == {5}
     assert fetched(partition, start_offset=4, end_offset=4) == []
-
-
-def test_nothing_is_read_for_a_client_that_holds_more_than_its_share_until_some_of_it_is_taken() -> None:
-    async def scenario() -> None:
-        sent: list[object] = []
-
-        async def send(message: object) -> None:
-            sent.append(message)
-
-        ours = reading(Replica())
-        ours._held.add(caller(), 2 << 20)
-        fetching = asyncio.create_task(ours.fetch(pb.FetchRequest(topic="t", end_offset=4), send))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not sent
-        ours._held.free(caller(), 2 << 20)
-        await asyncio.wait_for(fetching, 10)
-        assert len(sent) == 2
-        ours.close()
-
-    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 3), (4, 3)])
@@ -317,18 +295,3 @@ def test_what_cannot_be_watched_is_told_once() -> None:
 
 
 # ---------------------------------------------------------------- a watcher's stream
-
-
-def watched(places: int, there: dict[int, Any]) -> tuple[Reading, pb.WatchOffsetsRequest]:
-    """A broker that has these partitions of `t`, and a request for all numbers below `places`."""
-    ours = reading(None)
-
-    def partition(_topic: object, number: int) -> Any:
-        if number not in there:
-            raise UnknownTopic("there is none")
-        return there[number]
-
-    shell: Any = SimpleNamespace(broker=1, partition=partition)
-    ours._shell = shell
-    named = [pb.TopicPartition(topic="t", partition=number) for number in range(places)]
-    return ours, pb.WatchOffsetsRequest(partitions=named)

@@ -29,6 +29,7 @@ from mq_protocol.envelope import Envelope
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, SchemaMismatch
 from mq_protocol.limits import RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS
+from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.cluster import DEADLINE_S, FINGERPRINT, SCHEMA, rows, standalone
 from tests.virtual.world import in_virtual_time
 
@@ -76,23 +77,6 @@ def test_a_batch_of_a_schema_that_the_topic_never_had_is_refused_and_so_is_one_f
         _check_header(header(schema_fingerprint=1), topic())
     with pytest.raises(InvalidRequest, match="the brokers' own"):
         _check_header(header(), topic("__transactions"))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"after": UUID},
-        {"acks": pb.NONE},
-        {"acks": pb.LEADER},
-        {"record_uuids": UUID * 2},
-        {"stage": pb.StageOf(key=KEY, run_id="run")},
-    ],
-)
-def test_a_batch_with_a_header_as_it_should_be_is_decoded_with_its_own_version_of_the_schema(
-    fields: dict[str, Any],
-) -> None:
-    assert _check_header(header(**fields), topic()) is SCHEMA
 
 
 def test_a_batch_may_have_so_many_uuids_of_records() -> None:
@@ -167,34 +151,20 @@ class World:
         return [result for message in self.sent for result in message]
 
 
-def test_a_stream_ends_once_all_is_answered_and_holds_nothing_then() -> None:
-    async def scenario() -> None:
-        world = World()
-        writing = asyncio.create_task(world.stream.write())
-        await world.hear(*(world.request(number) for number in (1, 2, 3)))
-        assert world.held.bytes == sum(_held_bytes(world.request(number)) for number in (1, 2, 3))
-        for number, reply in enumerate(world.replies):
-            await asyncio.sleep(0)
-            assert not writing.done()
-            reply(Done(7, 10 + number, 99, number == 1))
-        await asyncio.wait_for(writing, DEADLINE_S)
-        told = [(r.correlation, r.base_offset, r.timestamp_us, r.duplicate) for r in world.results]
-        assert told == [(1, 10, 99, False), (2, 11, 99, True), (3, 12, 99, False)]
-        assert world.held.bytes == 0
-
-    in_virtual_time(scenario())
-
-
-def test_a_stream_that_said_nothing_ends_at_once() -> None:
-    async def scenario() -> None:
-        world = World()
-        writing = asyncio.create_task(world.stream.write())
+@virtual_time
+async def test_a_stream_ends_once_all_is_answered_and_holds_nothing_then() -> None:
+    world = World()
+    writing = asyncio.create_task(world.stream.write())
+    await world.hear(*(world.request(number) for number in (1, 2, 3)))
+    assert world.held.bytes == sum(_held_bytes(world.request(number)) for number in (1, 2, 3))
+    for number, reply in enumerate(world.replies):
         await asyncio.sleep(0)
         assert not writing.done()
-        await world.hear()
-        await asyncio.wait_for(writing, DEADLINE_S)
-
-    in_virtual_time(scenario())
+        reply(Done(7, 10 + number, 99, number == 1))
+    await asyncio.wait_for(writing, DEADLINE_S)
+    told = [(r.correlation, r.base_offset, r.timestamp_us, r.duplicate) for r in world.results]
+    assert told == [(1, 10, 99, False), (2, 11, 99, True), (3, 12, 99, False)]
+    assert world.held.bytes == 0
 
 
 def test_answers_that_are_ready_together_share_messages_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,102 +187,90 @@ def test_answers_that_are_ready_together_share_messages_of_bounded_size(monkeypa
     in_virtual_time(scenario(there, [3, 2]))
 
 
-def test_a_producer_that_went_leaves_nothing_held_whenever_its_batches_are_answered() -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.hear(*(world.request(number) for number in (1, 2, 3)))
-        world.may_send.clear()
-        writing = asyncio.create_task(world.stream.write())
-        world.replies[0](Done(1, 1))
-        await asyncio.sleep(0)
-        world.replies[1](Done(2, 2))
-        writing.cancel()
-        await asyncio.wait({writing})
-        assert world.held.bytes == _held_bytes(world.request(3))
-        world.replies[2](Done(3, 3))
-        assert world.held.bytes == 0
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_producer_that_went_leaves_nothing_held_whenever_its_batches_are_answered() -> None:
+    world = World()
+    await world.hear(*(world.request(number) for number in (1, 2, 3)))
+    world.may_send.clear()
+    writing = asyncio.create_task(world.stream.write())
+    world.replies[0](Done(1, 1))
+    await asyncio.sleep(0)
+    world.replies[1](Done(2, 2))
+    writing.cancel()
+    await asyncio.wait({writing})
+    assert world.held.bytes == _held_bytes(world.request(3))
+    world.replies[2](Done(3, 3))
+    assert world.held.bytes == 0
 
 
-def test_more_than_may_be_in_flight_waits_until_something_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        world = World()
-        size = _held_bytes(world.request(1))
-        monkeypatch.setattr(produce, "PRODUCE_IN_FLIGHT_BYTES_MAX", 2 * size + 10)
-        reading = asyncio.create_task(world.hear(*(world.request(number) for number in range(1, 6))))
-        writing = asyncio.create_task(world.stream.write())
-        for answered in range(3):
-            for _ in range(10):
-                await asyncio.sleep(0)
-            assert len(world.proposed) == 3 + answered, "one beyond the bound has been read already"
-            world.replies[answered](Done(1, answered))
-        for reply in (world.replies[3], *world.replies[4:]):
-            reply(Done(1, 9))
-        await asyncio.wait_for(asyncio.gather(reading, writing), DEADLINE_S)
-        assert len(world.results) == 5
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_more_than_may_be_in_flight_waits_until_something_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    size = _held_bytes(world.request(1))
+    monkeypatch.setattr(produce, "PRODUCE_IN_FLIGHT_BYTES_MAX", 2 * size + 10)
+    reading = asyncio.create_task(world.hear(*(world.request(number) for number in range(1, 6))))
+    writing = asyncio.create_task(world.stream.write())
+    for answered in range(3):
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(world.proposed) == 3 + answered, "one beyond the bound has been read already"
+        world.replies[answered](Done(1, answered))
+    for reply in (world.replies[3], *world.replies[4:]):
+        reply(Done(1, 9))
+    await asyncio.wait_for(asyncio.gather(reading, writing), DEADLINE_S)
+    assert len(world.results) == 5
 
 
-def test_a_batch_waits_as_long_as_it_says_and_no_longer_than_any_request() -> None:
-    async def scenario() -> None:
-        world = World()
-        now = asyncio.get_running_loop().time()
-        timeouts = (0, 2_000, REQUEST_TIMEOUT_MS * 10)
-        await world.hear(*(world.request(number, timeout_ms=timeout) for number, timeout in enumerate(timeouts)))
-        assert [at - now for at in world.deadlines] == pytest.approx(
-            [REQUEST_TIMEOUT_MS / 1000, 2, REQUEST_TIMEOUT_MS / 1000], abs=1
-        )
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_batch_waits_as_long_as_it_says_and_no_longer_than_any_request() -> None:
+    world = World()
+    now = asyncio.get_running_loop().time()
+    timeouts = (0, 2_000, REQUEST_TIMEOUT_MS * 10)
+    await world.hear(*(world.request(number, timeout_ms=timeout) for number, timeout in enumerate(timeouts)))
+    assert [at - now for at in world.deadlines] == pytest.approx(
+        [REQUEST_TIMEOUT_MS / 1000, 2, REQUEST_TIMEOUT_MS / 1000], abs=1
+    )
 
 
-def test_a_batch_is_refused_where_the_partition_is_not_led_and_none_overtakes_it() -> None:
-    async def scenario() -> None:
-        world = World()
-        world.replica.leading = False
-        await world.hear(world.request(1))
-        world.replica.leading = True
-        await world.hear(world.request(2))
-        assert len(world.proposed) == 1
-        world.replies[0](Done(1, 5))
-        await asyncio.wait_for(world.stream.write(), DEADLINE_S)
-        assert [from_wire(r.error).leader if r.HasField("error") else r.base_offset for r in world.results] == [2, 5]
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_batch_is_refused_where_the_partition_is_not_led_and_none_overtakes_it() -> None:
+    world = World()
+    world.replica.leading = False
+    await world.hear(world.request(1))
+    world.replica.leading = True
+    await world.hear(world.request(2))
+    assert len(world.proposed) == 1
+    world.replies[0](Done(1, 5))
+    await asyncio.wait_for(world.stream.write(), DEADLINE_S)
+    assert [from_wire(r.error).leader if r.HasField("error") else r.base_offset for r in world.results] == [2, 5]
 
 
 # ---------------------------------------------------------------- a real broker
 
 
-def test_a_producer_that_has_said_its_last_is_answered_and_then_its_stream_ends(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            async with broker.producing() as stream:
-                count = 70_000
-                large = pa.record_batch([pa.array(range(count), pa.int64()), pa.array([""] * count)], schema=SCHEMA)
-                for payload, many in ((encode_batch(large), count), (encode_batch(rows(1)), 1)):
-                    await stream.send("t", payload, many)
-                await stream.call.end()
-                assert [(await stream.result()).base_offset for _ in range(2)] == [0, count]
-                async with asyncio.timeout(DEADLINE_S):
-                    assert await stream.call.read() is None
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_producer_that_has_said_its_last_is_answered_and_then_its_stream_ends(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        async with broker.producing() as stream:
+            count = 70_000
+            large = pa.record_batch([pa.array(range(count), pa.int64()), pa.array([""] * count)], schema=SCHEMA)
+            for payload, many in ((encode_batch(large), count), (encode_batch(rows(1)), 1)):
+                await stream.send("t", payload, many)
+            await stream.call.end()
+            assert [(await stream.result()).base_offset for _ in range(2)] == [0, count]
+            async with asyncio.timeout(DEADLINE_S):
+                assert await stream.call.read() is None
 
 
-def test_a_batch_at_which_its_stream_breaks_off_is_held_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        world = World()
+@real_time
+async def test_a_batch_at_which_its_stream_breaks_off_is_held_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
 
-        async def broken(_name: str) -> Any:
-            raise asyncio.CancelledError
+    async def broken(_name: str) -> Any:
+        raise asyncio.CancelledError
 
-        monkeypatch.setattr(world, "get", broken)
-        with pytest.raises(asyncio.CancelledError):
-            await world.hear(world.request(1))
-        assert world.held.bytes == 0
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(world, "get", broken)
+    with pytest.raises(asyncio.CancelledError):
+        await world.hear(world.request(1))
+    assert world.held.bytes == 0

@@ -82,15 +82,6 @@ def test_what_cannot_be_is_refused_before_a_batch_is_read(
         Pushdown(SCHEMA, pb.FetchRequest(topic="t", **wanted), typed=typed)
 
 
-def test_a_batch_with_columns_that_this_broker_has_not_heard_of_is_noticed() -> None:
-    shorter = Pushdown(parse_schema("n long, text string"), pb.FetchRequest(topic="t", filter="n > 1"), typed=True)
-    whole = Pushdown(SCHEMA, pb.FetchRequest(topic="t", filter="n > 1"), typed=True)
-    stored = Published(index=7, base_offset=0, record_count=10, timestamp_us=5, payload_bytes=0, decoded_bytes=0)
-    batches = [(stored, memoryview(encode_batch(ROWS)))]
-    assert whole.knows(batches)
-    assert not shorter.knows(batches), "else it would be sent without them, as if they were null"
-
-
 @pytest.mark.parametrize(
     ("bytes_max", "turn_s", "count"),
     [(1_000, 60.0, 5), (450, 60.0, 4), (50, 60.0, 1), (1_000, -1.0, 1)],

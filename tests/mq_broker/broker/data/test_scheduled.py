@@ -15,8 +15,9 @@ from mq_broker.broker.data.scheduled import check_schedule
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, Overloaded
 from mq_protocol.limits import DELAY_MS_MAX
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, numbers_in, standalone, until
-from tests.virtual.world import in_virtual_time
+from tests.simulation.real.substitutes import EPOCH_S
 
 
 async def cancel(broker: Broker, uuid: bytes) -> pb.CancelScheduledResponse:
@@ -30,36 +31,34 @@ async def waiting(broker: Broker) -> pb.PartitionOffsets:
     return offsets
 
 
-def test_a_scheduled_batch_is_published_when_it_is_due_and_one_that_is_cancelled_is_not(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", scheduled_max="3")
-            now_us = time.time_ns() // 1000
-            due_us, gone, kept = now_us + 3_500_000, os.urandom(16), os.urandom(16)
-            assert (await broker.produce("t", 2, due_us=due_us + 1, uuid=kept)).base_offset == -1
-            assert (await broker.produce("t", 1, due_us=due_us)).base_offset == -1
-            assert (await broker.produce("t", 9, delay_ms=60_000, uuid=gone)).base_offset == -1
-            assert (await broker.produce("t", 0)).base_offset == 0
-            with pytest.raises(Overloaded, match="raise the topic's scheduled_max"):
-                await broker.produce("t", 8, delay_ms=1_000)
-            again = await broker.produce("t", 2, due_us=due_us + 1, uuid=kept)
-            assert (again.base_offset, again.duplicate) == (-1, True)
-            told = await waiting(broker)
-            assert (told.scheduled, told.next_due_us, told.log_end_offset) == (3, due_us, 1)
-            assert (await cancel(broker, gone)).cancelled
-            assert (await cancel(broker, gone)).cancelled, "asked again, the same answer"
-            assert await cancel(broker, os.urandom(16)) == pb.CancelScheduledResponse()
+@virtual_time
+async def test_a_scheduled_batch_is_published_when_it_is_due_and_one_that_is_cancelled_is_not(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t", scheduled_max="3")
+        now_us = round((EPOCH_S + asyncio.get_running_loop().time()) * 1e6)
+        due_us, gone, kept = now_us + 3_500_000, os.urandom(16), os.urandom(16)
+        assert (await broker.produce("t", 2, due_us=due_us + 1, uuid=kept)).base_offset == -1
+        assert (await broker.produce("t", 1, due_us=due_us)).base_offset == -1
+        assert (await broker.produce("t", 9, delay_ms=60_000, uuid=gone)).base_offset == -1
+        assert (await broker.produce("t", 0)).base_offset == 0
+        with pytest.raises(Overloaded, match="raise the topic's scheduled_max"):
+            await broker.produce("t", 8, delay_ms=1_000)
+        again = await broker.produce("t", 2, due_us=due_us + 1, uuid=kept)
+        assert (again.base_offset, again.duplicate) == (-1, True)
+        told = await waiting(broker)
+        assert (told.scheduled, told.next_due_us, told.log_end_offset) == (3, due_us, 1)
+        assert (await cancel(broker, gone)).cancelled
+        assert (await cancel(broker, gone)).cancelled, "asked again, the same answer"
+        assert await cancel(broker, os.urandom(16)) == pb.CancelScheduledResponse()
 
-            async def all_there() -> bool:
-                return await broker.end("t") == 3
+        async def all_there() -> bool:
+            return await broker.end("t") == 3
 
-            await until(all_there)
-            assert time.time_ns() // 1000 >= due_us
-            assert await broker.numbers("t") == [0, 1, 2]
-            assert await cancel(broker, kept) == pb.CancelScheduledResponse(published=True, offset=2)
-            assert (await waiting(broker)).scheduled == 0
-
-    asyncio.run(scenario())
+        await until(all_there)
+        assert (EPOCH_S + asyncio.get_running_loop().time()) * 1e6 >= due_us
+        assert await broker.numbers("t") == [0, 1, 2]
+        assert await cancel(broker, kept) == pb.CancelScheduledResponse(published=True, offset=2)
+        assert (await waiting(broker)).scheduled == 0
 
 
 @pytest.mark.parametrize(
@@ -132,21 +131,19 @@ async def is_published(broker: Broker) -> bool:
     return not (await waiting(broker)).scheduled
 
 
-def test_a_record_for_next_week_does_not_hold_the_journal_and_comes_once_when_it_is_due(
+@virtual_time
+async def test_a_record_for_next_week_does_not_hold_the_journal_and_comes_once_when_it_is_due(
     tmp_path: Path, clock: Clock
 ) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            uuid = await let_the_journal_go_on(broker, tmp_path)
-            await broker.stop()
-            await broker.start()
-            end = await until(lambda: broker.end("t"))
-            assert (await waiting(broker)).scheduled == 1
-            clock.ahead_us = WEEK_US
-            await until(lambda: is_published(broker))
-            again = await broker.produce("t", 77, delay_ms=WEEK_US // 1000, uuid=uuid)
-            assert (again.duplicate, again.base_offset, await broker.end("t")) == (True, end, end + 1)
-            [(_, payload)] = await broker.fetch("t", end, end + 1)
-            assert numbers_in(payload) == [77]
-
-    in_virtual_time(scenario())
+    async with standalone(tmp_path) as broker:
+        uuid = await let_the_journal_go_on(broker, tmp_path)
+        await broker.stop()
+        await broker.start()
+        end = await until(lambda: broker.end("t"))
+        assert (await waiting(broker)).scheduled == 1
+        clock.ahead_us = WEEK_US
+        await until(lambda: is_published(broker))
+        again = await broker.produce("t", 77, delay_ms=WEEK_US // 1000, uuid=uuid)
+        assert (again.duplicate, again.base_offset, await broker.end("t")) == (True, end, end + 1)
+        [(_, payload)] = await broker.fetch("t", end, end + 1)
+        assert numbers_in(payload) == [77]

@@ -15,6 +15,7 @@ from mq_broker.broker.groups.audiences import Audiences
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, TooManyMembers, WrongGroupKind
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, Subscription, standalone
 from tests.virtual.world import in_virtual_time
 
@@ -54,14 +55,6 @@ class World:
     def leaves(self, member: Listening) -> None:
         self.audiences.leave(self.log, "g", member)
         self.log.next_offset += 1
-
-
-def test_each_member_begins_at_the_end_of_the_log_as_it_comes() -> None:
-    world = World()
-    members = [world.joins(), world.joins()]
-    assert [member.told for member in members] == [[("begin", 10)], [("begin", 11)]]
-    world.leaves(members[0])
-    assert [len(member.told) for member in members] == [1, 1], "that is nothing to the others"
 
 
 def test_lower_ones_stand_by_while_a_higher_one_is_there_and_go_on_at_the_end_afterwards() -> None:
@@ -111,71 +104,65 @@ async def opens(subscription: Subscription, *, credit: int = 1 << 20, **fields: 
     await subscription.say(open=opening, credit=pb.SubscribeCredit(bytes=credit))
 
 
-def test_every_member_is_pushed_what_comes_while_it_is_there_and_nothing_is_written_of_the_group(
+@virtual_time
+async def test_every_member_is_pushed_what_comes_while_it_is_there_and_nothing_is_written_of_the_group(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        await broker.produce("t", 1)
+        async with member(broker) as first:
+            await broker.produce("t", 2)
+            async with member(broker) as second:
+                await broker.produce("t", 3)
+                assert await first.read_numbers(2) == [2, 3]
+                assert await second.read_numbers(1) == [3]
+        groups = await broker.ask("Groups", pb.GroupsRequest())
+        assert list(groups.cursors) == []
+
+
+@virtual_time
+async def test_a_member_that_is_to_stand_by_is_pushed_what_came_before_the_higher_one(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        async with member(broker, credit=0) as low:
             await broker.produce("t", 1)
-            async with member(broker) as first:
-                await broker.produce("t", 2)
-                async with member(broker) as second:
-                    await broker.produce("t", 3)
-                    assert await first.read_numbers(2) == [2, 3]
-                    assert await second.read_numbers(1) == [3]
-            groups = await broker.ask("Groups", pb.GroupsRequest())
-            assert list(groups.cursors) == []
-
-    in_virtual_time(scenario())
-
-
-def test_a_member_that_is_to_stand_by_is_pushed_what_came_before_the_higher_one(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            async with member(broker, credit=0) as low:
-                await broker.produce("t", 1)
-                await broker.produce("t", 2)
-                async with member(broker, priority=3) as high:
-                    await broker.produce("t", 3)
-                    assert await high.read_numbers(1) == [3]
-                    await low.say(credit=pb.SubscribeCredit(bytes=1 << 20))
-                    opened = await low.read_opened(2)
-                    assert [told.active for told in opened] == [True, False]
-                    assert await low.read_numbers(2) == [1, 2]
-                again = (await low.read_opened(3))[2]
-                assert (again.active, again.offset) == (True, 3)
-                await broker.produce("t", 4)
-                assert await low.read_numbers(3) == [1, 2, 4]
-
-    in_virtual_time(scenario())
+            await broker.produce("t", 2)
+            async with member(broker, priority=3) as high:
+                await broker.produce("t", 3)
+                assert await high.read_numbers(1) == [3]
+                await low.say(credit=pb.SubscribeCredit(bytes=1 << 20))
+                opened = await low.read_opened(2)
+                assert [told.active for told in opened] == [True, False]
+                assert await low.read_numbers(2) == [1, 2]
+            again = (await low.read_opened(3))[2]
+            assert (again.active, again.offset) == (True, 3)
+            await broker.produce("t", 4)
+            assert await low.read_numbers(3) == [1, 2, 4]
 
 
-def test_a_name_is_of_one_kind_of_group_and_what_a_broadcast_group_cannot_have_is_refused(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="jobs"))
+@virtual_time
+async def test_a_name_is_of_one_kind_of_group_and_what_a_broadcast_group_cannot_have_is_refused(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="jobs"))
 
-            async def refused(**fields: Any) -> None:
-                async with broker.subscribing() as another:
-                    await opens(another, **fields)
-                    [told] = await another.read_opened()
-                    raise from_wire(told.error)
+        async def refused(**fields: Any) -> None:
+            async with broker.subscribing() as another:
+                await opens(another, **fields)
+                [told] = await another.read_opened()
+                raise from_wire(told.error)
 
-            async with broker.subscribing() as stream:
-                await stream.open("t", group="readers", member="m", earliest=True)
-                await stream.read_opened()
-                with pytest.raises(WrongGroupKind, match="reads t-0 as a stream"):
-                    await refused(broadcast="readers")
-            with pytest.raises(WrongGroupKind, match="is a queue group"):
-                await refused(broadcast="jobs")
-            async with member(broker):
-                with pytest.raises(WrongGroupKind, match="is a broadcast group"):
-                    await refused(broadcast="", group="g", member_id="m", member_key=b"k" * 16)
-
-    in_virtual_time(scenario())
+        async with broker.subscribing() as stream:
+            await stream.open("t", group="readers", member="m", earliest=True)
+            await stream.read_opened()
+            with pytest.raises(WrongGroupKind, match="reads t-0 as a stream"):
+                await refused(broadcast="readers")
+        with pytest.raises(WrongGroupKind, match="is a queue group"):
+            await refused(broadcast="jobs")
+        async with member(broker):
+            with pytest.raises(WrongGroupKind, match="is a broadcast group"):
+                await refused(broadcast="", group="g", member_id="m", member_key=b"k" * 16)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@ stand-ins."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +14,7 @@ from mq_broker.core.machine.state import Cursor
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import GroupInUse, InvalidRequest, NotEnoughReplicas, NotLeader, TritonMQError, UnknownPartition
+from tests.coroutines import real_time
 from tests.mq_broker.broker.groups.partitions import BEGUN, Led
 
 
@@ -93,13 +92,6 @@ class World:
         return told
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await scenario()
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize(
     ("present", "fields", "written"),
     [
@@ -116,14 +108,12 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
         (None, {"reset": True, "kind": "consumer"}, MoveCursor("g", 20, "consumer")),
     ],
 )
-def test_what_is_written_for_whose_word(present: str | None, fields: dict[str, Any], written: MoveCursor) -> None:
-    async def scenario() -> None:
-        part = Part(**({"g": present} if present else {}))
-        told = await World(part).move(**fields)
-        assert part.asked == [(written, 5.0)]
-        assert (told.log_end_offset, told.leader_epoch) == (100, 1)
-
-    run(scenario)
+@real_time
+async def test_what_is_written_for_whose_word(present: str | None, fields: dict[str, Any], written: MoveCursor) -> None:
+    part = Part(**({"g": present} if present else {}))
+    told = await World(part).move(**fields)
+    assert part.asked == [(written, 5.0)]
+    assert (told.log_end_offset, told.leader_epoch) == (100, 1)
 
 
 @pytest.mark.parametrize(
@@ -141,123 +131,84 @@ def test_what_is_written_for_whose_word(present: str | None, fields: dict[str, A
         ("ephemeral", {"kind": "spark"}, "another kafka"),
     ],
 )
-def test_what_is_refused(present: str | None, fields: dict[str, Any], words: str) -> None:
-    async def scenario() -> None:
-        part = Part(**({"g": present} if present else {}))
-        with pytest.raises(InvalidRequest, match=words):
-            await World(part).move(**fields)
-        assert part.asked == []
-
-    run(scenario)
+@real_time
+async def test_what_is_refused(present: str | None, fields: dict[str, Any], words: str) -> None:
+    part = Part(**({"g": present} if present else {}))
+    with pytest.raises(InvalidRequest, match=words):
+        await World(part).move(**fields)
+    assert part.asked == []
 
 
-def test_a_members_word_that_does_not_count_is_no_error_and_is_not_written() -> None:
-    async def scenario() -> None:
-        part = Part(g="consumer")
-        world = World(part)
-        world.counting = False
-        told = await world.move(kind="consumer", member_id="a", member_key=b"k" * 16)
-        assert part.asked == []
-        assert told.log_end_offset == 100
-        assert world.spoken == [("g", "a", b"k" * 16, 20)]
-
-    run(scenario)
+@real_time
+async def test_a_members_word_that_does_not_count_is_no_error_and_is_not_written() -> None:
+    part = Part(g="consumer")
+    world = World(part)
+    world.counting = False
+    told = await world.move(kind="consumer", member_id="a", member_key=b"k" * 16)
+    assert part.asked == []
+    assert told.log_end_offset == 100
+    assert world.spoken == [("g", "a", b"k" * 16, 20)]
 
 
 @pytest.mark.parametrize("kinds", [{}, {"g": "consumer"}], ids=["no cursor yet", "a cursor"])
-def test_an_administrator_may_ask_to_move_a_group_only_where_nobody_reads(kinds: dict[str, str]) -> None:
-    async def scenario() -> None:
-        part = Part(**kinds)
-        world = World(part)
-        world.members["g"] = ["a", "b"]
-        with pytest.raises(GroupInUse, match=r"members in t-0 \(a, b\): stop them first, or move it by force"):
-            await world.move(reset=True, unless_read=True)
-        assert not part.asked
-        await world.move(reset=True)
-        assert len(part.asked) == 1, "insisted on"
-        world.members.clear()
+@real_time
+async def test_an_administrator_may_ask_to_move_a_group_only_where_nobody_reads(kinds: dict[str, str]) -> None:
+    part = Part(**kinds)
+    world = World(part)
+    world.members["g"] = ["a", "b"]
+    with pytest.raises(GroupInUse, match=r"members in t-0 \(a, b\): stop them first, or move it by force"):
         await world.move(reset=True, unless_read=True)
-        assert len(part.asked) == 2
-
-    run(scenario)
-
-
-def test_a_group_is_called_as_it_was_told_last_until_it_is_deleted() -> None:
-    async def scenario() -> None:
-        part = Part(g="spark")
-        world = World(part)
-
-        async def called() -> str:
-            (cursor,) = (await world.groups.groups(pb.GroupsRequest(group="g"), 0.0)).cursors
-            return cursor.label
-
-        assert await called() == ""
-        await world.move(kind="spark", label="orders")
-        assert await called() == "orders"
-        await world.move(kind="spark")
-        assert await called() == "orders", "who does not name it leaves its name"
-        part.refuses = NotEnoughReplicas("later")
-        with pytest.raises(NotEnoughReplicas):
-            await world.move(kind="spark", label="another")
-        part.refuses = None
-        with pytest.raises(InvalidRequest, match="do not show"):
-            await world.move(kind="spark", label="two\nlines")
-        assert await called() == "orders", "what is refused names nothing"
-        await world.groups.delete_group(
-            pb.DeleteGroupRequest(group="g", partitions=[pb.TopicPartition(topic="t", partition=0)]), 5.0
-        )
-        assert await called() == ""
-
-    run(scenario)
+    assert not part.asked
+    await world.move(reset=True)
+    assert len(part.asked) == 1, "insisted on"
+    world.members.clear()
+    await world.move(reset=True, unless_read=True)
+    assert len(part.asked) == 2
 
 
-def test_a_group_with_members_is_deleted_by_force_alone_and_they_are_told() -> None:
-    async def scenario() -> None:
-        part, other = Part(g="consumer"), Part(number=1)
-        world = World(part, other)
-        world.members["g"] = [f"m{number}" for number in range(7)]
-        places = [pb.TopicPartition(topic="t", partition=number) for number in (0, 1)]
-        answer = await world.groups.delete_group(pb.DeleteGroupRequest(group="g", partitions=places), 5.0)
-        assert [told.error.code for told in answer.partitions] == [pb.GROUP_IN_USE] * 2
-        assert "(m0, m1, m2, m3, m4)" in answer.partitions[0].error.message
-        assert (part.asked, world.ended) == ([], [])
-        answer = await world.groups.delete_group(pb.DeleteGroupRequest(group="g", partitions=places, force=True), 5.0)
-        assert not any(told.HasField("error") for told in answer.partitions)
-        assert (part.asked, world.ended) == ([(DeleteGroup("g"), 5.0)], [("t-0", "g"), ("t-1", "g")])
-        world.members.clear()
-        part.refuses = NotEnoughReplicas("later")
-        answer = await world.groups.delete_group(pb.DeleteGroupRequest(group="g", partitions=places[:1]), 5.0)
-        assert [told.error.code for told in answer.partitions] == [pb.NOT_ENOUGH_REPLICAS]
-        with pytest.raises(InvalidRequest):
-            await world.groups.delete_group(pb.DeleteGroupRequest(group=""), 5.0)
+@real_time
+async def test_a_group_is_called_as_it_was_told_last_until_it_is_deleted() -> None:
+    part = Part(g="spark")
+    world = World(part)
 
-    run(scenario)
+    async def called() -> str:
+        (cursor,) = (await world.groups.groups(pb.GroupsRequest(group="g"), 0.0)).cursors
+        return cursor.label
 
-
-def listed(world: World, **fields: Any) -> list[tuple[str, int, str]]:
-    """All cursors, in as many answers as it takes."""
-
-    async def main() -> list[tuple[str, int, str]]:
-        told: list[tuple[str, int, str]] = []
-        request = pb.GroupsRequest(**fields)
-        while True:
-            answer = await world.groups.groups(request, 0.0)
-            told += [(cursor.topic, cursor.partition, cursor.group) for cursor in answer.cursors]
-            if not answer.more:
-                return told
-            assert answer.cursors
-            last = answer.cursors[-1]
-            request.after.topic, request.after.partition, request.after_group = last.topic, last.partition, last.group
-
-    return asyncio.run(main())
+    assert await called() == ""
+    await world.move(kind="spark", label="orders")
+    assert await called() == "orders"
+    await world.move(kind="spark")
+    assert await called() == "orders", "who does not name it leaves its name"
+    part.refuses = NotEnoughReplicas("later")
+    with pytest.raises(NotEnoughReplicas):
+        await world.move(kind="spark", label="another")
+    part.refuses = None
+    with pytest.raises(InvalidRequest, match="do not show"):
+        await world.move(kind="spark", label="two\nlines")
+    assert await called() == "orders", "what is refused names nothing"
+    await world.groups.delete_group(
+        pb.DeleteGroupRequest(group="g", partitions=[pb.TopicPartition(topic="t", partition=0)]), 5.0
+    )
+    assert await called() == ""
 
 
-@pytest.mark.parametrize("group", ["", "g" * 1_000])
-def test_a_name_that_no_group_can_have_refuses_the_whole_request(group: str) -> None:
-    async def scenario() -> None:
-        with pytest.raises(InvalidRequest, match="group name"):
-            await World().groups.move_cursors(pb.MoveCursorsRequest(group=group, kind="spark"), 5.0)
-        with pytest.raises(InvalidRequest, match="group name"):
-            await World().groups.delete_group(pb.DeleteGroupRequest(group=group), 5.0)
-
-    run(scenario)
+@real_time
+async def test_a_group_with_members_is_deleted_by_force_alone_and_they_are_told() -> None:
+    part, other = Part(g="consumer"), Part(number=1)
+    world = World(part, other)
+    world.members["g"] = [f"m{number}" for number in range(7)]
+    places = [pb.TopicPartition(topic="t", partition=number) for number in (0, 1)]
+    answer = await world.groups.delete_group(pb.DeleteGroupRequest(group="g", partitions=places), 5.0)
+    assert [told.error.code for told in answer.partitions] == [pb.GROUP_IN_USE] * 2
+    assert "(m0, m1, m2, m3, m4)" in answer.partitions[0].error.message
+    assert (part.asked, world.ended) == ([], [])
+    answer = await world.groups.delete_group(pb.DeleteGroupRequest(group="g", partitions=places, force=True), 5.0)
+    assert not any(told.HasField("error") for told in answer.partitions)
+    assert (part.asked, world.ended) == ([(DeleteGroup("g"), 5.0)], [("t-0", "g"), ("t-1", "g")])
+    world.members.clear()
+    part.refuses = NotEnoughReplicas("later")
+    answer = await world.groups.delete_group(pb.DeleteGroupRequest(group="g", partitions=places[:1]), 5.0)
+    assert [told.error.code for told in answer.partitions] == [pb.NOT_ENOUGH_REPLICAS]
+    with pytest.raises(InvalidRequest):
+        await world.groups.delete_group(pb.DeleteGroupRequest(group=""), 5.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -11,21 +9,14 @@ import pytest
 from mq_broker.broker.groups import pushed_once
 from mq_broker.broker.groups.pushed_once import MESSAGE_BYTES, PushedOnce
 from mq_broker.rpc.service import SharedBatches
-from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OffsetOutOfRange
+from tests.coroutines import real_time
 from tests.mq_broker.broker.groups.test_subscription_sessions import Readable, Stream, wanted
 
 
 def several(count: int, *partitions: Readable) -> list[Stream]:
     first = Stream(*(partitions or (Readable(),)))
     return [first, *(Stream(*first.partitions, delivering=first.delivery) for _ in range(count - 1))]
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await scenario()
-
-    asyncio.run(main())
 
 
 def message(stream: Stream) -> Any:
@@ -41,108 +32,79 @@ async def opened(*streams: Stream, credit: int = 1 << 20, **start: Any) -> None:
         await stream.credit(credit)
 
 
-def test_those_at_one_place_share_a_message_that_was_read_once() -> None:
-    async def scenario() -> None:
-        streams = several(3)
-        [partition] = streams[0].partitions
-        await opened(*streams)
-        partition.next_offset = 102
-        partition.changes()
-        first, second, third = (message(stream) for stream in streams)
-        assert first is second is third
-        assert [batch.base_offset for batch in first.header.batches] == [100]
-        assert len(partition.most) == 1
-        assert [stream.session._credit for stream in streams] == [(1 << 20) - 10] * 3
-
-    run(scenario)
+@real_time
+async def test_those_at_one_place_share_a_message_that_was_read_once() -> None:
+    streams = several(3)
+    [partition] = streams[0].partitions
+    await opened(*streams)
+    partition.next_offset = 102
+    partition.changes()
+    first, second, third = (message(stream) for stream in streams)
+    assert first is second is third
+    assert [batch.base_offset for batch in first.header.batches] == [100]
+    assert len(partition.most) == 1
+    assert [stream.session._credit for stream in streams] == [(1 << 20) - 10] * 3
 
 
-def test_who_took_less_goes_on_with_the_rest() -> None:
-    async def scenario() -> None:
-        poor, rich = several(2)
-        [partition] = rich.partitions
-        await opened(poor, credit=15)
-        await opened(rich)
-        partition.next_offset = 106
-        partition.changes()
-        assert message(poor) is message(rich)
-        assert [batch.base_offset for batch in message(rich).header.batches] == [102, 104]
-
-    run(scenario)
+@real_time
+async def test_who_took_less_goes_on_with_the_rest() -> None:
+    poor, rich = several(2)
+    [partition] = rich.partitions
+    await opened(poor, credit=15)
+    await opened(rich)
+    partition.next_offset = 106
+    partition.changes()
+    assert message(poor) is message(rich)
+    assert [batch.base_offset for batch in message(rich).header.batches] == [102, 104]
 
 
-def test_what_was_read_under_another_leadership_or_is_deleted_by_now_is_read_anew() -> None:
-    async def scenario() -> None:
-        first, second = several(2)
-        [partition] = first.partitions
-        await opened(first, second)
-        partition.next_offset = 102
-        partition.changes()
-        old = message(first)
-        partition.replica.leader_epoch = 2
-        assert message(second) is not old
-        partition.next_offset = 104
-        partition.changes()
-        message(first)
-        partition.index.log_start_offset = 104
-        partition.fails = OffsetOutOfRange("it was purged", 104)
-        assert second.session._gather() is None
-        [told] = second.told()
-        assert (told.offset, told.active) == (104, True), "it is not pushed what was deleted"
-
-    run(scenario)
+@real_time
+async def test_what_was_read_under_another_leadership_or_is_deleted_by_now_is_read_anew() -> None:
+    first, second = several(2)
+    [partition] = first.partitions
+    await opened(first, second)
+    partition.next_offset = 102
+    partition.changes()
+    old = message(first)
+    partition.replica.leader_epoch = 2
+    assert message(second) is not old
+    partition.next_offset = 104
+    partition.changes()
+    message(first)
+    partition.index.log_start_offset = 104
+    partition.fails = OffsetOutOfRange("it was purged", 104)
+    assert second.session._gather() is None
+    [told] = second.told()
+    assert (told.offset, told.active) == (104, True), "it is not pushed what was deleted"
 
 
-def test_who_is_to_stand_by_is_pushed_nothing_beyond_where_it_ends() -> None:
-    async def scenario() -> None:
-        first, second = several(2)
-        [partition] = first.partitions
-        await opened(first, second)
-        partition.next_offset = 106
-        partition.changes()
-        assert [batch.base_offset for batch in message(first).header.batches] == [100, 102, 104]
-        [subscription] = second.session._subscriptions.values()
-        subscription.stand_by(102)
-        assert [batch.base_offset for batch in message(second).header.batches] == [100]
-        assert second.session._gather() is not None, "that it stands by"
-        assert second.session._gather() is None
-
-    run(scenario)
+@real_time
+async def test_who_is_to_stand_by_is_pushed_nothing_beyond_where_it_ends() -> None:
+    first, second = several(2)
+    [partition] = first.partitions
+    await opened(first, second)
+    partition.next_offset = 106
+    partition.changes()
+    assert [batch.base_offset for batch in message(first).header.batches] == [100, 102, 104]
+    [subscription] = second.session._subscriptions.values()
+    subscription.stand_by(102)
+    assert [batch.base_offset for batch in message(second).header.batches] == [100]
+    assert second.session._gather() is not None, "that it stands by"
+    assert second.session._gather() is None
 
 
-def test_a_word_to_one_of_them_goes_before_what_all_are_pushed() -> None:
-    async def scenario() -> None:
-        first, second = several(2)
-        await opened(first)
-        await second.open(wanted(offset=100), credit=1_000)
-        first.partitions[0].next_offset = 102
-        first.partitions[0].changes()
-        message(first)
-        told = message(second)
-        assert [each.offset for each in told.header.opened] == [100]
-        assert [batch.base_offset for batch in told.header.batches] == [100]
-        assert not isinstance(told, SharedBatches)
-
-    run(scenario)
-
-
-def test_partitions_that_nobody_shares_go_in_one_message_and_the_shared_one_in_its_own() -> None:
-    async def scenario() -> None:
-        partitions = [Readable(number) for number in range(3)]
-        stream, other = several(2, *partitions)
-        await stream.open(*(wanted(number, latest=True) for number in range(3)))
-        stream.told()
-        await other.open(wanted(2, latest=True))
-        other.told()
-        for partition in partitions:
-            partition.next_offset = 102
-            partition.changes()
-        assert [batch.partition for batch in message(stream).header.batches] == [0, 1]
-        shared = message(stream)
-        assert [batch.partition for batch in shared.header.batches] == [2]
-        assert message(other) is shared
-
-    run(scenario)
+@real_time
+async def test_a_word_to_one_of_them_goes_before_what_all_are_pushed() -> None:
+    first, second = several(2)
+    await opened(first)
+    await second.open(wanted(offset=100), credit=1_000)
+    first.partitions[0].next_offset = 102
+    first.partitions[0].changes()
+    message(first)
+    told = message(second)
+    assert [each.offset for each in told.header.opened] == [100]
+    assert [batch.base_offset for batch in told.header.batches] == [100]
+    assert not isinstance(told, SharedBatches)
 
 
 def test_what_is_kept_has_a_bound_for_all_partitions_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,10 +120,3 @@ def test_what_is_kept_has_a_bound_for_all_partitions_together(monkeypatch: pytes
     monkeypatch.setattr(pushed_once, "KEPT_BYTES_MAX", MESSAGE_BYTES)
     kept.read(partitions[0], 0, 2, 100)
     assert partitions[0] not in kept._kept, "one that is larger than all may be is not kept"
-
-
-def test_a_message_is_serialized_once_for_all() -> None:
-    header = pb.BatchesHeader(batches=[pb.StoredBatch(topic="t", base_offset=3, record_count=2, payload_bytes=4)])
-    shared = SharedBatches(header, (b"0123",))
-    assert shared.serialized() == header.SerializeToString()
-    assert shared.serialized() is shared.serialized()

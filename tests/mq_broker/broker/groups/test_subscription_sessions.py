@@ -3,8 +3,7 @@ send them."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,6 @@ from mq_broker.broker.groups.subscriptions import CREDIT_BYTES_MAX, Delivery, _S
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.machine.state import Cursor
 from mq_broker.core.messages import Published
-from mq_broker.rpc.callers import caller
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
@@ -28,6 +26,7 @@ from mq_protocol.errors import (
     UnknownTopic,
 )
 from mq_protocol.limits import FETCH_CHUNK_BYTES
+from tests.coroutines import real_time
 from tests.mq_broker.broker.groups.partitions import BEGUN, Led, rounds
 
 KEY = b"k" * 16
@@ -130,270 +129,193 @@ def wanted(partition: int = 0, **start: Any) -> pb.SubscribePartition:
     return pb.SubscribePartition(topic="t", partition=partition, **(start or {"earliest": True}))
 
 
-def run(stream: Stream, scenario: Callable[[Stream], Awaitable[None]]) -> None:
-    asyncio.run(_whole(stream, scenario))
+@real_time
+async def test_what_is_pushed_is_paid_from_the_credit_which_a_batch_may_overdraw() -> None:
+    stream = Stream()
+    await stream.open(wanted(), credit=25)
+    assert stream.message() == ([(0, 0)], [(0, 0), (0, 2), (0, 4)]), "five bytes of credit are enough for one more"
+    assert stream.message() == ([], [])
+    await stream.credit(5)
+    assert stream.message() == ([], []), "what was overdrawn is paid first"
+    await stream.credit(1)
+    assert stream.message() == ([], [(0, 6)])
 
 
-async def _whole(stream: Stream, scenario: Callable[[Stream], Awaitable[None]]) -> None:
-    await scenario(stream)
+@real_time
+async def test_credit_has_a_bound() -> None:
+    stream = Stream()
+    await stream.open(wanted(), credit=CREDIT_BYTES_MAX)
+    await stream.credit(CREDIT_BYTES_MAX)
+    assert stream.session._credit == CREDIT_BYTES_MAX
 
 
-def test_what_is_pushed_is_paid_from_the_credit_which_a_batch_may_overdraw() -> None:
-    async def scenario(stream: Stream) -> None:
-        await stream.open(wanted(), credit=25)
-        assert stream.message() == ([(0, 0)], [(0, 0), (0, 2), (0, 4)]), "five bytes of credit are enough for one more"
-        assert stream.message() == ([], [])
-        await stream.credit(5)
-        assert stream.message() == ([], []), "what was overdrawn is paid first"
-        await stream.credit(1)
-        assert stream.message() == ([], [(0, 6)])
-
-    run(Stream(), scenario)
-
-
-def test_what_is_told_needs_no_credit_and_is_told_once() -> None:
-    async def scenario(stream: Stream) -> None:
-        await stream.open(wanted(), credit=0)
-        assert stream.message() == ([(0, 0)], [])
-        assert stream.message() == ([], [])
-
-    run(Stream(), scenario)
-
-
-def test_credit_has_a_bound() -> None:
-    async def scenario(stream: Stream) -> None:
-        await stream.open(wanted(), credit=CREDIT_BYTES_MAX)
-        await stream.credit(CREDIT_BYTES_MAX)
-        assert stream.session._credit == CREDIT_BYTES_MAX
-
-    run(Stream(), scenario)
-
-
-def test_partitions_take_turns_and_share_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_partitions_take_turns_and_share_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "FETCH_CHUNK_BYTES", 30)
-
-    async def scenario(stream: Stream) -> None:
-        for partition in stream.partitions:
-            partition.next_offset = 4
-        await stream.open(wanted(0), wanted(1))
-        assert stream.message()[1] == [(0, 0), (0, 2), (1, 0)], "what is left of the message's room is the second one's"
-        assert stream.message()[1] == [(1, 2)]
-        assert stream.message() == ([], [])
-        assert [partition.most for partition in stream.partitions] == [[30], [10, 30]]
-
-    run(Stream(Readable(0), Readable(1)), scenario)
+    stream = Stream(Readable(0), Readable(1))
+    for partition in stream.partitions:
+        partition.next_offset = 4
+    await stream.open(wanted(0), wanted(1))
+    assert stream.message()[1] == [(0, 0), (0, 2), (1, 0)], "what is left of the message's room is the second one's"
+    assert stream.message()[1] == [(1, 2)]
+    assert stream.message() == ([], [])
+    assert [partition.most for partition in stream.partitions] == [[30], [10, 30]]
 
 
-def test_a_message_holds_no_more_than_a_chunk_but_one_batch_of_any_size() -> None:
-    async def scenario(stream: Stream) -> None:
-        await stream.open(wanted())
-        assert len(stream.message()[1]) == 50
-        assert stream.partitions[0].most == [FETCH_CHUNK_BYTES]
-
-    run(Stream(), scenario)
-
-
-def test_a_subscription_begins_at_the_nearer_end_of_the_log() -> None:
-    async def scenario(stream: Stream) -> None:
-        starts: list[tuple[dict[str, Any], int]] = [
-            ({"earliest": True}, 20),
-            ({"latest": True}, 100),
-            ({"offset": 3}, 20),
-            ({"offset": 50}, 50),
-            ({"offset": 101}, 100),
-            ({"timestamp_us": 400}, 40),
-            ({"timestamp_us": 50}, 20),
-        ]
-        for start, offset in starts:
-            await stream.open(wanted(**start))
-            assert stream.message()[0] == [(0, offset)], start
-
-    run(Stream(Readable(log_start=20)), scenario)
+@real_time
+async def test_a_message_holds_no_more_than_a_chunk_but_one_batch_of_any_size() -> None:
+    stream = Stream()
+    await stream.open(wanted())
+    assert len(stream.message()[1]) == 50
+    assert stream.partitions[0].most == [FETCH_CHUNK_BYTES]
 
 
-def test_a_partition_that_is_opened_again_begins_anew_and_is_watched_once() -> None:
-    async def scenario(stream: Stream) -> None:
-        [partition] = stream.partitions
-        await stream.open(wanted(offset=10))
-        stream.message()
-        await stream.open(wanted(offset=90))
-        assert len(partition.observers) == 1
-        opened, batches = stream.message()
-        assert (opened, batches[0]) == ([(0, 90)], (0, 90))
-
-    run(Stream(), scenario)
-
-
-def test_a_subscription_waits_for_a_leader_that_is_not_ready_and_ends_with_one_that_leads_no_more() -> None:
-    async def scenario(stream: Stream) -> None:
-        [partition] = stream.partitions
-        partition.serving = False
-        await stream.open(wanted())
-        assert stream.message() == ([], [])
-        partition.serving = True
-        partition.changes()
-        opened, batches = stream.message()
-        assert (opened, len(batches)) == ([(0, 0)], 50)
-        partition.serving = False
-        partition.changes()
-        assert stream.told() == [], "between two entries of one leadership"
-        partition.replica.leading = False
-        partition.changes()
-        [told] = stream.told()
-        assert (told.partition, from_wire(told.error).leader) == (0, 2)
-        assert not partition.observers
-
-    run(Stream(), scenario)
+@real_time
+async def test_a_subscription_begins_at_the_nearer_end_of_the_log() -> None:
+    stream = Stream(Readable(log_start=20))
+    starts: list[tuple[dict[str, Any], int]] = [
+        ({"earliest": True}, 20),
+        ({"latest": True}, 100),
+        ({"offset": 3}, 20),
+        ({"offset": 50}, 50),
+        ({"offset": 101}, 100),
+        ({"timestamp_us": 400}, 40),
+        ({"timestamp_us": 50}, 20),
+    ]
+    for start, offset in starts:
+        await stream.open(wanted(**start))
+        assert stream.message()[0] == [(0, offset)], start
 
 
-def test_a_subscription_to_a_partition_that_closes_ends() -> None:
-    async def scenario(stream: Stream) -> None:
-        [partition] = stream.partitions
-        await stream.open(wanted())
-        stream.message()
-        partition.serving, partition.closed = False, True
-        partition.changes()
-        [told] = stream.told()
-        assert isinstance(from_wire(told.error), NotLeader)
-
-    run(Stream(), scenario)
-
-
-def test_records_that_are_lost_are_told_once_and_pushing_goes_on_behind_them() -> None:
-    async def scenario(stream: Stream) -> None:
-        [partition] = stream.partitions
-        await stream.open(wanted())
-        partition.fails = OffsetOutOfRange("offsets 0 to 29 were lost", 30)
-        assert stream.message() == ([(0, 0)], [])
-        partition.fails = None
-        [told] = stream.told()
-        assert (told.offset, told.active, from_wire(told.error).next_offset) == (30, True, 30)
-        assert stream.message() == ([], []), "not in the same turn as the word that says so"
-        await rounds()
-        assert stream.message()[1][0] == (0, 30)
-
-    run(Stream(), scenario)
+@real_time
+async def test_a_partition_that_is_opened_again_begins_anew_and_is_watched_once() -> None:
+    stream = Stream()
+    [partition] = stream.partitions
+    await stream.open(wanted(offset=10))
+    stream.message()
+    await stream.open(wanted(offset=90))
+    assert len(partition.observers) == 1
+    opened, batches = stream.message()
+    assert (opened, batches[0]) == ([(0, 90)], (0, 90))
 
 
-def test_a_subscription_that_is_closed_as_it_is_told_of_a_loss_is_pushed_nothing_more() -> None:
-    async def scenario(stream: Stream) -> None:
-        [partition] = stream.partitions
-        await stream.open(wanted())
-        partition.fails = OffsetOutOfRange("offsets 0 to 29 were lost", 30)
-        stream.message()
-        partition.fails = None
-        stream.session.close()
-        await rounds()
-        assert stream.message() == ([(0, 30)], [])
+@real_time
+async def test_a_subscription_waits_for_a_leader_that_is_not_ready_and_ends_with_one_that_leads_no_more() -> None:
+    stream = Stream()
+    [partition] = stream.partitions
+    partition.serving = False
+    await stream.open(wanted())
+    assert stream.message() == ([], [])
+    partition.serving = True
+    partition.changes()
+    opened, batches = stream.message()
+    assert (opened, len(batches)) == ([(0, 0)], 50)
+    partition.serving = False
+    partition.changes()
+    assert stream.told() == [], "between two entries of one leadership"
+    partition.replica.leading = False
+    partition.changes()
+    [told] = stream.told()
+    assert (told.partition, from_wire(told.error).leader) == (0, 2)
+    assert not partition.observers
 
-    run(Stream(), scenario)
+
+@real_time
+async def test_a_subscription_to_a_partition_that_closes_ends() -> None:
+    stream = Stream()
+    [partition] = stream.partitions
+    await stream.open(wanted())
+    stream.message()
+    partition.serving, partition.closed = False, True
+    partition.changes()
+    [told] = stream.told()
+    assert isinstance(from_wire(told.error), NotLeader)
+
+
+@real_time
+async def test_records_that_are_lost_are_told_once_and_pushing_goes_on_behind_them() -> None:
+    stream = Stream()
+    [partition] = stream.partitions
+    await stream.open(wanted())
+    partition.fails = OffsetOutOfRange("offsets 0 to 29 were lost", 30)
+    assert stream.message() == ([(0, 0)], [])
+    partition.fails = None
+    [told] = stream.told()
+    assert (told.offset, told.active, from_wire(told.error).next_offset) == (30, True, 30)
+    assert stream.message() == ([], []), "not in the same turn as the word that says so"
+    await rounds()
+    assert stream.message()[1][0] == (0, 30)
 
 
 @pytest.mark.parametrize("error", [OffsetOutOfRange("the same place again", 0), StorageFailed("damaged")])
-def test_a_partition_that_cannot_be_read_ends_the_subscription_with_the_reason(error: TritonMQError) -> None:
-    async def scenario(stream: Stream) -> None:
-        [partition] = stream.partitions
-        await stream.open(wanted())
-        partition.fails = error
-        assert stream.message() == ([(0, 0)], [])
-        [told] = stream.told()
-        assert type(from_wire(told.error)) is type(error)
-        await rounds()
-        assert stream.message() == ([], [])
-        assert not partition.observers
-
-    run(Stream(), scenario)
+@real_time
+async def test_a_partition_that_cannot_be_read_ends_the_subscription_with_the_reason(error: TritonMQError) -> None:
+    stream = Stream()
+    [partition] = stream.partitions
+    await stream.open(wanted())
+    partition.fails = error
+    assert stream.message() == ([(0, 0)], [])
+    [told] = stream.told()
+    assert type(from_wire(told.error)) is type(error)
+    await rounds()
+    assert stream.message() == ([], [])
+    assert not partition.observers
 
 
 # ---------------------------------------------------------------- members of groups
 
 
-def test_what_a_member_settles_moves_the_cursor_as_far_as_it_was_given() -> None:
-    async def scenario(stream: Stream) -> None:
-        [partition] = stream.partitions
-        partition.cursors["g"] = Cursor(0, "consumer", 0)
-        await stream.open(wanted(), credit=15)
-        stream.message()
-        for offset in (5, 3, 3, 4, 2):
-            await stream.settle(offset)
-        assert partition.offsets == [3], "it was given offsets 0 to 3: 5 is beyond, 2 goes back, and 4 waits for 3"
-        assert stream.delivery.shares._moves.cursor(partition, "g") == 4
-
-    run(Stream(group="g"), scenario)
-
-
-def test_a_member_that_hands_over_is_pushed_nothing_more() -> None:
-    async def scenario(stream: Stream) -> None:
-        [partition] = stream.partitions
-        first = Stream(partition, group="g", delivering=stream.delivery)
-        await first.open(wanted(), member="b", credit=15)
-        first.message()
-        await stream.open(wanted(), member="a")
-        assert not stream.told()[0].active
-        await first.credit(1_000)
-        partition.changes()
-        assert first.message() == ([], []), "it is paused"
-        await first.settle(4)
-        [told] = first.told()
-        assert (told.active, told.offset) == (False, 4)
-        partition.changes()
-        assert first.message() == ([], [])
-        opened, batches = stream.message()
-        assert (opened, batches[0]) == ([(0, 4)], (0, 4))
-
-    run(Stream(group="g"), scenario)
+@real_time
+async def test_what_a_member_settles_moves_the_cursor_as_far_as_it_was_given() -> None:
+    stream = Stream(group="g")
+    [partition] = stream.partitions
+    partition.cursors["g"] = Cursor(0, "consumer", 0)
+    await stream.open(wanted(), credit=15)
+    stream.message()
+    for offset in (5, 3, 3, 4, 2):
+        await stream.settle(offset)
+    assert partition.offsets == [3], "it was given offsets 0 to 3: 5 is beyond, 2 goes back, and 4 waits for 3"
+    assert stream.delivery.shares._moves.cursor(partition, "g") == 4
 
 
-def test_a_member_that_was_done_with_all_is_pushed_nothing_after_another_has_the_partition() -> None:
-    async def scenario(stream: Stream) -> None:
-        [partition] = stream.partitions
-        first = Stream(partition, group="g", delivering=stream.delivery)
-        await first.open(wanted(), member="b")
-        first.message()
-        await first.settle(100)
-        await stream.open(wanted(), member="a")
-        assert [told.active for told in first.told()] == [False]
-        partition.next_offset = 102
-        partition.changes()
-        assert first.message() == ([], [])
-        assert stream.message()[1] == [(0, 100)]
-
-    run(Stream(group="g"), scenario)
-
-
-def test_a_stream_is_one_members() -> None:
-    async def scenario(stream: Stream) -> None:
-        with pytest.raises(InvalidRequest, match="a member id of its own"):
-            await stream.open(wanted(), member="")
-        await stream.open(wanted())
-        await stream.open(wanted())
-        with pytest.raises(InvalidRequest, match="open another stream"):
-            await stream.open(wanted(), member="b")
-
-    run(Stream(group="g"), scenario)
+@real_time
+async def test_a_member_that_hands_over_is_pushed_nothing_more() -> None:
+    stream = Stream(group="g")
+    [partition] = stream.partitions
+    first = Stream(partition, group="g", delivering=stream.delivery)
+    await first.open(wanted(), member="b", credit=15)
+    first.message()
+    await stream.open(wanted(), member="a")
+    assert not stream.told()[0].active
+    await first.credit(1_000)
+    partition.changes()
+    assert first.message() == ([], []), "it is paused"
+    await first.settle(4)
+    [told] = first.told()
+    assert (told.active, told.offset) == (False, 4)
+    partition.changes()
+    assert first.message() == ([], [])
+    opened, batches = stream.message()
+    assert (opened, batches[0]) == ([(0, 4)], (0, 4))
 
 
-def test_a_stream_without_a_group_names_none_later() -> None:
-    async def scenario(stream: Stream) -> None:
-        await stream.open(wanted())
-        with pytest.raises(InvalidRequest, match="open another stream"):
-            await stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(group="g", member_id="a", member_key=KEY)))
+@real_time
+async def test_a_stream_is_one_members() -> None:
+    stream = Stream(group="g")
+    with pytest.raises(InvalidRequest, match="a member id of its own"):
+        await stream.open(wanted(), member="")
+    await stream.open(wanted())
+    await stream.open(wanted())
+    with pytest.raises(InvalidRequest, match="open another stream"):
+        await stream.open(wanted(), member="b")
 
-    run(Stream(), scenario)
+
+@real_time
+async def test_a_stream_without_a_group_names_none_later() -> None:
+    stream = Stream()
+    await stream.open(wanted())
+    with pytest.raises(InvalidRequest, match="open another stream"):
+        await stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(group="g", member_id="a", member_key=KEY)))
 
 
 # ---------------------------------------------------------------- the stream as a whole
-
-
-def test_nothing_more_is_heard_from_a_client_that_holds_more_than_its_share() -> None:
-    async def scenario(stream: Stream) -> None:
-        held = stream.delivery.held
-        held.add(caller(), 2 << 30)
-        opening = asyncio.create_task(stream.open(wanted(earliest=True)))
-        await rounds()
-        assert not opening.done()
-        held.free(caller(), 2 << 30)
-        await asyncio.wait_for(opening, 10)
-        assert [opened.active for opened in stream.told()] == [True]
-
-    run(Stream(), scenario)

@@ -21,7 +21,8 @@ from mq_broker.storage.interface import Journal
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
-from tests.mq_broker.storage.bed import Bed, eventually, frame_of, joined, on_a_bed
+from tests.coroutines import real_time
+from tests.mq_broker.storage.bed import Bed, eventually, frame_of, joined
 from tests.mq_broker.storage.journal.test_unsealing import ALL, SIZE, HeldFiles, large, sealed
 
 LAST = 12
@@ -63,19 +64,21 @@ def payloads(partition: Any, start: int, unsealed: Any, bytes_max: int = CHUNK) 
     return [payload[0] for _, payload in found]
 
 
-def on_stored(test: Any, path: Path) -> None:
-    async def scene(bed: Bed) -> None:
-        async with stored(bed) as (partition, files):
-            await test(partition, files)
-
-    on_a_bed(scene, path, cache_bytes_max=0)
+@asynccontextmanager
+async def on_disk(path: Path) -> AsyncIterator[tuple[Any, HeldFiles]]:
+    async with Bed(path, cache_bytes_max=0) as bed, stored(bed) as (partition, files):
+        yield partition, files
 
 
-def test_a_fetch_has_the_next_chunk_opened_while_the_last_one_is_sent(tmp_path: Path) -> None:
+@real_time
+async def test_a_fetch_has_the_next_chunk_opened_while_the_last_one_is_sent(tmp_path: Path) -> None:
     """The client that takes its time is not what the next read waits for, and no byte differs."""
     held = Held(1 << 30)
 
-    async def test(partition: Any, files: HeldFiles) -> None:
+    async def meant(_name: str, _topic_id: str) -> Any:
+        return SimpleNamespace(spec=SimpleNamespace(name="t", schema=b""), schema=None)
+
+    async with on_disk(tmp_path) as (partition, files):
         topics: Any = SimpleNamespace(meant=meant)
         shell: Any = SimpleNamespace(broker=1, partition=lambda _topic, _number: partition)
         received: list[bytes] = []
@@ -91,16 +94,12 @@ def test_a_fetch_has_the_next_chunk_opened_while_the_last_one_is_sent(tmp_path: 
         await ours.fetch(pb.FetchRequest(topic="t", end_offset=LAST, chunk_bytes_max=CHUNK), send)
         ours.close()
         assert b"".join(received) == b"".join(frame.payload for frame in large(1, LAST))
-
-    async def meant(_name: str, _topic_id: str) -> Any:
-        return SimpleNamespace(spec=SimpleNamespace(name="t", schema=b""), schema=None)
-
-    on_stored(test, tmp_path)
     assert held.bytes == 0, "no room is left taken"
 
 
-def test_what_is_opened_ahead_has_its_room_and_gives_it_back_once_it_is_taken(tmp_path: Path) -> None:
-    async def test(partition: Any, files: HeldFiles) -> None:
+@real_time
+async def test_what_is_opened_ahead_has_its_room_and_gives_it_back_once_it_is_taken(tmp_path: Path) -> None:
+    async with on_disk(tmp_path) as (partition, files):
         held = Held(1 << 30)
         cold = ColdReads(held, WHO)
         cold.open_ahead(partition, 3, LAST, CHUNK)
@@ -112,11 +111,10 @@ def test_what_is_opened_ahead_has_its_room_and_gives_it_back_once_it_is_taken(tm
         assert (sorted(unsealed.frames), held.bytes) == ([4, 5, 6], 0)
         assert payloads(partition, 3, unsealed) == [4, 5, 6]
 
-    on_stored(test, tmp_path)
 
-
-def test_who_reads_elsewhere_than_was_opened_reads_what_is_there(tmp_path: Path) -> None:
-    async def test(partition: Any, files: HeldFiles) -> None:
+@real_time
+async def test_who_reads_elsewhere_than_was_opened_reads_what_is_there(tmp_path: Path) -> None:
+    async with on_disk(tmp_path) as (partition, files):
         held = Held(1 << 30)
         cold = ColdReads(held, WHO)
         cold.open_ahead(partition, 3, LAST, CHUNK)
@@ -126,11 +124,10 @@ def test_who_reads_elsewhere_than_was_opened_reads_what_is_there(tmp_path: Path)
         unsealed = await cold.opened(partition, 0, LAST, CHUNK)
         assert (payloads(partition, 0, unsealed), held.bytes) == ([1, 2, 3], 0)
 
-    on_stored(test, tmp_path)
 
-
-def test_who_reads_another_partition_at_the_same_place_is_given_nothing_of_the_first(tmp_path: Path) -> None:
-    async def test(partition: Any, files: HeldFiles) -> None:
+@real_time
+async def test_who_reads_another_partition_at_the_same_place_is_given_nothing_of_the_first(tmp_path: Path) -> None:
+    async with on_disk(tmp_path / "first") as (partition, files):
         held = Held(1 << 30)
         cold = ColdReads(held, WHO)
         cold.open_ahead(partition, 3, LAST, CHUNK)
@@ -141,14 +138,12 @@ def test_who_reads_another_partition_at_the_same_place_is_given_nothing_of_the_f
             others_files.go_on.release()
             assert (payloads(other, 3, await taking), held.bytes) == ([4, 5, 6], 0)
 
-    on_stored(test, tmp_path / "first")
-
 
 @pytest.mark.parametrize("reserved", [1 << 20, 0])
-def test_nothing_is_opened_ahead_where_there_is_no_room_at_once(tmp_path: Path, reserved: int) -> None:
+@real_time
+async def test_nothing_is_opened_ahead_where_there_is_no_room_at_once(tmp_path: Path, reserved: int) -> None:
     """`reserved` by others; and where others wait for room."""
-
-    async def test(partition: Any, files: HeldFiles) -> None:
+    async with on_disk(tmp_path) as (partition, files):
         held = Held(1 << 20)
         waiting = None
         if reserved:
@@ -167,11 +162,10 @@ def test_nothing_is_opened_ahead_where_there_is_no_room_at_once(tmp_path: Path, 
         files.go_on.release()
         assert payloads(partition, 3, await cold.opened(partition, 3, LAST, CHUNK)) == [4, 5, 6]
 
-    on_stored(test, tmp_path)
 
-
-def test_a_stream_that_ends_gives_back_the_room_of_what_it_had_opened_ahead(tmp_path: Path) -> None:
-    async def test(partition: Any, files: HeldFiles) -> None:
+@real_time
+async def test_a_stream_that_ends_gives_back_the_room_of_what_it_had_opened_ahead(tmp_path: Path) -> None:
+    async with on_disk(tmp_path) as (partition, files):
         held = Held(1 << 30)
         cold = ColdReads(held, WHO)
         cold.open_ahead(partition, 3, LAST, CHUNK)
@@ -182,11 +176,10 @@ def test_a_stream_that_ends_gives_back_the_room_of_what_it_had_opened_ahead(tmp_
         files.go_on.release()
         await eventually(lambda: not [task for task in asyncio.all_tasks() if "ahead" in task.get_name()])
 
-    on_stored(test, tmp_path)
 
-
-def test_who_is_cancelled_while_it_waits_for_what_is_opened_ahead_leaves_nothing(tmp_path: Path) -> None:
-    async def test(partition: Any, files: HeldFiles) -> None:
+@real_time
+async def test_who_is_cancelled_while_it_waits_for_what_is_opened_ahead_leaves_nothing(tmp_path: Path) -> None:
+    async with on_disk(tmp_path) as (partition, files):
         held = Held(1 << 30)
         cold = ColdReads(held, WHO)
         cold.open_ahead(partition, 3, LAST, CHUNK)
@@ -199,14 +192,12 @@ def test_who_is_cancelled_while_it_waits_for_what_is_opened_ahead_leaves_nothing
         assert held.bytes == 0
         await eventually(lambda: not [task for task in asyncio.all_tasks() if "ahead" in task.get_name()])
 
-    on_stored(test, tmp_path)
-
 
 @pytest.mark.parametrize("when", ["while it is read", "once it is read"])
-def test_nothing_that_was_opened_ahead_is_served_of_a_log_that_was_cut(tmp_path: Path, when: str) -> None:
+@real_time
+async def test_nothing_that_was_opened_ahead_is_served_of_a_log_that_was_cut(tmp_path: Path, when: str) -> None:
     """As after a forced recovery: other entries lie there by then."""
-
-    async def test(partition: Any, files: HeldFiles) -> None:
+    async with on_disk(tmp_path) as (partition, files):
         cold = ColdReads(Held(1 << 30), WHO)
         cold.open_ahead(partition, 3, LAST, CHUNK)
         await files.until_reading()
@@ -220,5 +211,3 @@ def test_nothing_that_was_opened_ahead_is_served_of_a_log_that_was_cut(tmp_path:
         unsealed = await cold.opened(partition, 3, LAST, CHUNK)
         assert payloads(partition, 3, unsealed) == [104, 105, 106]
         assert joined(partition.journal.read(4, LAST, ALL)) == joined(others)
-
-    on_stored(test, tmp_path)

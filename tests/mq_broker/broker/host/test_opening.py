@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from mq_broker.storage.codec.frame import Place, encode
 from mq_broker.storage.journal.segments import SEGMENT_SUFFIX
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotLeader, OutcomeUnknown
-from tests.mq_broker.broker.host.test_partition_life import run
+from tests.coroutines import real_time
+from tests.mq_broker.broker.host.test_partition_life import led
 from tests.mq_broker.broker.host.test_shell import HERE, ID, shell, until
 
 OTHER = Topic.of(replace(HERE.spec, name="other", topic_id="other"))
@@ -44,41 +46,36 @@ class HeldDisk:
         return self.opened[-1]
 
 
-def while_opening(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    scenario: Callable[[Shell, HeldDisk], Awaitable[None]],
-    topic: Topic = HERE,
-) -> None:
-    async def main() -> None:
-        isr = tuple((broker, "") for broker in topic.spec.assignment[0])
-        led = (LeaderName(2, 7), 1) if topic is FOLLOWED else (None, 0)
-        async with shell(tmp_path, isr, *led) as broker:
-            disk = HeldDisk(broker, monkeypatch)
-            try:
-                broker.follow_topics({ID: topic})
-                await until(disk.asked.is_set)
-                await scenario(broker, disk)
-            finally:
-                disk.released.set()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def while_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic: Topic = HERE
+) -> AsyncIterator[tuple[Shell, HeldDisk]]:
+    isr = tuple((broker, "") for broker in topic.spec.assignment[0])
+    leader = (LeaderName(2, 7), 1) if topic is FOLLOWED else (None, 0)
+    async with shell(tmp_path, isr, *leader) as broker:
+        disk = HeldDisk(broker, monkeypatch)
+        try:
+            broker.follow_topics({ID: topic})
+            await until(disk.asked.is_set)
+            yield broker, disk
+        finally:
+            disk.released.set()
 
 
-def test_a_replica_that_is_being_opened_is_not_there_and_who_asks_is_told_so(
+@real_time
+async def test_a_replica_that_is_being_opened_is_not_there_and_who_asks_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(broker: Shell, _disk: HeldDisk) -> None:
+    async with while_opening(tmp_path, monkeypatch) as (broker, _disk):
         assert broker.hearer(ID, 0) is broker.early
         assert broker.partitions() == []
         assert broker.hosted(HERE, 0) is None
         with pytest.raises(NotLeader, match="is opening its replica of t-0: ask again"):
             broker.partition(HERE, 0)
 
-    while_opening(tmp_path, monkeypatch, scenario)
 
-
-def test_brokers_and_links_that_come_while_a_replica_is_opened_are_told_to_it_once_it_is_open(
+@real_time
+async def test_brokers_and_links_that_come_while_a_replica_is_opened_are_told_to_it_once_it_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Event] = []
@@ -89,8 +86,7 @@ def test_brokers_and_links_that_come_while_a_replica_is_opened_are_told_to_it_on
         feed(partition, event)
 
     monkeypatch.setattr(Partition, "feed", noted)
-
-    async def scenario(broker: Shell, disk: HeldDisk) -> None:
+    async with while_opening(tmp_path, monkeypatch) as (broker, disk):
         live = (LeaderName(1, 1), LeaderName(2, 7))
         broker.brokers_seen(live)
         broker.link_up(2)
@@ -100,8 +96,6 @@ def test_brokers_and_links_that_come_while_a_replica_is_opened_are_told_to_it_on
         await until(lambda: broker.hosted(HERE, 0) is not None)
         assert told[:2] == [BrokersSeen(live), PeerConnected(2)]
         await until(lambda: broker.partition(HERE, 0).serving)
-
-    while_opening(tmp_path, monkeypatch, scenario)
 
 
 def begun_by_broker_2() -> tuple[pb.AppendEntries, list[memoryview]]:
@@ -113,10 +107,11 @@ def begun_by_broker_2() -> tuple[pb.AppendEntries, list[memoryview]]:
     return message, [frame]
 
 
-def test_what_a_leader_says_while_a_replica_is_opened_is_told_to_it_once_it_is_open(
+@real_time
+async def test_what_a_leader_says_while_a_replica_is_opened_is_told_to_it_once_it_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(broker: Shell, disk: HeldDisk) -> None:
+    async with while_opening(tmp_path, monkeypatch, FOLLOWED) as (broker, disk):
         broker.brokers_seen((LeaderName(1, 1), LeaderName(2, 7)))
         broker.hearer(ID, 0).hear_entries(*begun_by_broker_2())
         disk.released.set()
@@ -125,13 +120,12 @@ def test_what_a_leader_says_while_a_replica_is_opened_is_told_to_it_once_it_is_o
         assert (replica.leader, replica.leader_epoch, replica.last_index) == (2, 1, 1)
         assert not broker.early
 
-    while_opening(tmp_path, monkeypatch, scenario, FOLLOWED)
 
-
-def test_a_broker_that_is_closed_does_not_wait_for_a_disk_that_hangs(
+@real_time
+async def test_a_broker_that_is_closed_does_not_wait_for_a_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(broker: Shell, disk: HeldDisk) -> None:
+    async with while_opening(tmp_path, monkeypatch) as (broker, disk):
         settling = list(broker._settling.values())
         async with asyncio.timeout(20):
             await broker.close(OutcomeUnknown("over"))
@@ -140,13 +134,12 @@ def test_a_broker_that_is_closed_does_not_wait_for_a_disk_that_hangs(
         assert broker.partitions() == []
         assert not broker.failure.done()
 
-    while_opening(tmp_path, monkeypatch, scenario)
 
-
-def test_a_disk_that_hangs_while_a_replica_is_opened_keeps_no_other_replica_from_opening(
+@real_time
+async def test_a_disk_that_hangs_while_a_replica_is_opened_keeps_no_other_replica_from_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(broker: Shell, _disk: HeldDisk) -> None:
+    async with while_opening(tmp_path, monkeypatch) as (broker, _disk):
         broker.follow_topics({ID: HERE, "other": OTHER})
         await until(lambda: broker.hosted(OTHER, 0) is not None)
         await broker.wait_until_open(0.0)
@@ -154,11 +147,12 @@ def test_a_disk_that_hangs_while_a_replica_is_opened_keeps_no_other_replica_from
         assert broker.hosted(HERE, 0) is None
         assert not broker.failure.done()
 
-    while_opening(tmp_path, monkeypatch, scenario)
 
-
-def test_a_replica_whose_journal_was_found_damaged_begins_as_another_log_with_what_is_good(tmp_path: Path) -> None:
-    async def scenario(broker: Shell, partition: Partition) -> None:
+@real_time
+async def test_a_replica_whose_journal_was_found_damaged_begins_as_another_log_with_what_is_good(
+    tmp_path: Path,
+) -> None:
+    async with led(tmp_path) as (broker, partition):
         for number in range(5):
             await partition.ask(MoveCursor(f"g{number}", 0, "consumer"), 1e9)
         before = partition.journal.last_index
@@ -177,5 +171,3 @@ def test_a_replica_whose_journal_was_found_damaged_begins_as_another_log_with_wh
         assert begun.replica.identity.log_id == begun.journal.log_id != log_id
         assert 0 < begun.journal.last_index < before
         assert not begun.leading, "the node names another log"
-
-    run(tmp_path, scenario)

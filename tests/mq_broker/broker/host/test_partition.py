@@ -19,11 +19,13 @@ from mq_protocol.envelope import decode
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import OffsetOutOfRange, UnknownTopic
 from mq_protocol.limits import READ_BATCHES_MAX
+from tests.coroutines import real_time
 from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, numbers_in, rows, standalone
 from tests.virtual.world import in_virtual_time
 
 
-def test_a_batch_whose_topic_is_deleted_while_it_is_checked_is_answered(
+@real_time
+async def test_a_batch_whose_topic_is_deleted_while_it_is_checked_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 2 * produce.CHECK_INLINE_BYTES_MAX // 8
@@ -38,20 +40,17 @@ def test_a_batch_whose_topic_is_deleted_while_it_is_checked_is_answered(
 
     monkeypatch.setattr(produce, "_check", held_check)
 
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            async with broker.producing() as stream:
-                await stream.send("t", encode_batch(large), count)
-                assert await asyncio.to_thread(checking.wait, DEADLINE_S)
-                await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
-                deleted.set()
-                async with asyncio.timeout(DEADLINE_S):
-                    result = await stream.result()
-                with pytest.raises(UnknownTopic, match="deleted"):
-                    raise from_wire(result.error)
-
-    asyncio.run(scenario())
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        async with broker.producing() as stream:
+            await stream.send("t", encode_batch(large), count)
+            assert await asyncio.to_thread(checking.wait, DEADLINE_S)
+            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
+            deleted.set()
+            async with asyncio.timeout(DEADLINE_S):
+                result = await stream.result()
+            with pytest.raises(UnknownTopic, match="deleted"):
+                raise from_wire(result.error)
 
 
 def test_a_batch_that_is_small_only_while_it_is_compressed_holds_nobody_up(

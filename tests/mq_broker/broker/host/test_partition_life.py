@@ -4,7 +4,8 @@ in time."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,21 +15,21 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.core.entries import MoveCursor
 from mq_broker.core.messages import Done, Refused, Result, Tick
 from mq_protocol.errors import NotLeader, OutcomeUnknown
+from tests.coroutines import real_time
 from tests.mq_broker.broker.host.test_shell import leading, shell, until
 
 
-def run(tmp_path: Path, scenario: Callable[[Shell, Partition], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            await scenario(broker, await leading(broker))
-
-    asyncio.run(main())
+@asynccontextmanager
+async def led(tmp_path: Path) -> AsyncIterator[tuple[Shell, Partition]]:
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        yield broker, await leading(broker)
 
 
-def test_what_is_not_committed_by_its_deadline_is_unknown_and_what_has_time_waits_on(
+@real_time
+async def test_what_is_not_committed_by_its_deadline_is_unknown_and_what_has_time_waits_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(broker: Shell, partition: Partition) -> None:
+    async with led(tmp_path) as (broker, partition):
         monkeypatch.setattr(partition.journal, "append", lambda _frames: None)  # a disk that does nothing
         told: list[Result] = []
         for deadline in (100.0, 200.0):
@@ -42,13 +43,12 @@ def test_what_is_not_committed_by_its_deadline_is_unknown_and_what_has_time_wait
         partition.tick(broker.now_ms() + 2_000, 1_000.0)
         assert len(told) == 2
 
-    run(tmp_path, scenario)
 
-
-def test_who_waits_and_who_looks_on_are_told_when_a_partition_closes_and_nothing_is_asked_of_it_any_more(
+@real_time
+async def test_who_waits_and_who_looks_on_are_told_when_a_partition_closes_and_nothing_is_asked_of_it_any_more(
     tmp_path: Path,
 ) -> None:
-    async def scenario(_broker: Shell, partition: Partition) -> None:
+    async with led(tmp_path) as (_broker, partition):
         looked: list[bool] = []
         partition.observers.add(lambda: looked.append(partition.closed))
         waiting: list[Result] = []
@@ -70,13 +70,12 @@ def test_who_waits_and_who_looks_on_are_told_when_a_partition_closes_and_nothing
         assert not partition.serving
         await partition.close(NotLeader("again"))
 
-    run(tmp_path, scenario)
 
-
-def test_a_step_that_fails_stops_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_a_step_that_fails_stops_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[Exception] = []
+    async with led(tmp_path) as (broker, partition):
 
-    async def scenario(broker: Shell, partition: Partition) -> None:
         def broken(_event: object) -> None:
             raise ZeroDivisionError
 
@@ -87,11 +86,10 @@ def test_a_step_that_fails_stops_the_broker(tmp_path: Path, monkeypatch: pytest.
         assert [type(error) for error in failed] == [ZeroDivisionError]
         assert isinstance(await partition.ask(MoveCursor("g", 0, "consumer"), 1e9), Done), "and nothing is stuck"
 
-    run(tmp_path, scenario)
 
-
-def test_a_broker_that_hands_over_waits_for_what_it_writes_to_the_coordination_service(tmp_path: Path) -> None:
-    async def scenario(broker: Shell, partition: Partition) -> None:
+@real_time
+async def test_a_broker_that_hands_over_waits_for_what_it_writes_to_the_coordination_service(tmp_path: Path) -> None:
+    async with led(tmp_path) as (broker, partition):
         written, may_write = [], asyncio.Event()
 
         async def slowly() -> None:
@@ -107,5 +105,3 @@ def test_a_broker_that_hands_over_waits_for_what_it_writes_to_the_coordination_s
         may_write.set()
         await handing
         assert written
-
-    run(tmp_path, scenario)

@@ -26,6 +26,7 @@ from mq_broker.storage.journal.memory import MemoryJournal
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import PeerRefused
 from mq_protocol.limits import SNAPSHOT_PART_BYTES
+from tests.coroutines import real_time
 from tests.mq_broker.broker.cluster import DEADLINE_S
 
 PLACE = Place("id", 0)
@@ -81,27 +82,26 @@ class Peers:
             await asyncio.gather(*self.tasks)
 
 
-def test_a_snapshot_is_put_together_from_its_parts_and_from_those_of_one_sending_only() -> None:
-    async def main() -> None:
-        peers = Peers()
-        peers.hear(1, 0, DATA[:20])
-        peers.hear(2, 1, DATA[20:])
-        peers.hear(2, 0, DATA[:20])
-        assert not peers.tasks
-        peers.hear(2, 1, DATA[20:])
-        await peers.idle()
-        assert peers.events == [InstallSnapshot(2, 4, 3, 2, SNAPSHOT)]
-        peers.hear(3, 0, DATA[:-1], parts=1)
-        await peers.idle()
-        assert len(peers.events) == 1, "a damaged one is dropped"
-        peers.hear(4, 0, DATA, parts=1)
-        await peers.idle()
-        assert len(peers.events) == 2
-
-    asyncio.run(main())
+@real_time
+async def test_a_snapshot_is_put_together_from_its_parts_and_from_those_of_one_sending_only() -> None:
+    peers = Peers()
+    peers.hear(1, 0, DATA[:20])
+    peers.hear(2, 1, DATA[20:])
+    peers.hear(2, 0, DATA[:20])
+    assert not peers.tasks
+    peers.hear(2, 1, DATA[20:])
+    await peers.idle()
+    assert peers.events == [InstallSnapshot(2, 4, 3, 2, SNAPSHOT)]
+    peers.hear(3, 0, DATA[:-1], parts=1)
+    await peers.idle()
+    assert len(peers.events) == 1, "a damaged one is dropped"
+    peers.hear(4, 0, DATA, parts=1)
+    await peers.idle()
+    assert len(peers.events) == 2
 
 
-def test_a_snapshot_is_read_beside_the_loop_and_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_a_snapshot_is_read_beside_the_loop_and_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     let_go = threading.Event()
 
     def slowly(place: Place, data: bytes) -> Snapshot:
@@ -110,17 +110,14 @@ def test_a_snapshot_is_read_beside_the_loop_and_one_at_a_time(monkeypatch: pytes
 
     monkeypatch.setattr(peer_messages, "decode_snapshot", slowly)
 
-    async def main() -> None:
-        peers = Peers()
-        peers.hear(1, 0, DATA, parts=1)
-        await asyncio.sleep(0)
-        peers.hear(2, 0, DATA, parts=1)
-        assert (len(peers.tasks), peers.events) == (1, []), "the loop is here already"
-        let_go.set()
-        await peers.idle()
-        assert peers.events == [InstallSnapshot(2, 4, 3, 1, SNAPSHOT)]
-
-    asyncio.run(main())
+    peers = Peers()
+    peers.hear(1, 0, DATA, parts=1)
+    await asyncio.sleep(0)
+    peers.hear(2, 0, DATA, parts=1)
+    assert (len(peers.tasks), peers.events) == (1, []), "the loop is here already"
+    let_go.set()
+    await peers.idle()
+    assert peers.events == [InstallSnapshot(2, 4, 3, 1, SNAPSHOT)]
 
 
 def test_a_message_that_no_broker_sends_is_not_fed_and_ends_the_link() -> None:
@@ -137,40 +134,11 @@ def test_a_message_that_no_broker_sends_is_not_fed_and_ends_the_link() -> None:
     assert peers.events == []
 
 
-def test_a_snapshot_that_makes_no_sense_ends_the_link() -> None:
-    async def main() -> None:
-        peers = Peers()
-        nonsense = encode_snapshot(PLACE, Snapshot(9, 3, 77, MachineState(next_offset=1 << 62)))
-        peers.hear(1, 0, nonsense, parts=1)
-        await peers.idle()
-        assert (peers.events, peers.refusals.counts) == ([], {("PEER_NONSENSE", 2): 1})
-        assert peers.arriving.bytes_kept == 0
-
-    asyncio.run(main())
-
-
-def part(
-    sequence: int, number: int, parts: int, size: int = SNAPSHOT_PART_BYTES, leader: int = 2, partition: int = 0
-) -> pb.SnapshotPart:
-    return pb.SnapshotPart(
-        leader=leader, partition=partition, sequence=sequence, part=number, parts=parts, data=bytes(size)
-    )
-
-
-def test_what_a_link_may_have_sent_of_snapshots_is_bounded_and_goes_with_it() -> None:
-    arriving, size_max = ArrivingSnapshots(), 4 * SNAPSHOT_PART_BYTES
-    for partition in range(100):
-        assert not arriving.take(part(1, 0, 3, partition=partition), size_max)
-    assert arriving.bytes_kept == SNAPSHOT_PART_BYTES, "of one partition, the last one"
-    arriving.take(part(1, 1, 3, partition=99), size_max)
-    whole = arriving.take(part(1, 2, 3, partition=99), size_max)
-    assert len(whole) == 3
-    assert not arriving.take(part(2, 0, 2), size_max)
-    assert not arriving.take(part(2, 1, 2), size_max)
-    assert arriving.bytes_kept == 3 * SNAPSHOT_PART_BYTES, "no room beside what is being read"
-    arriving.done(whole)
-    arriving.take(part(3, 0, 2), size_max)
-    arriving.take(part(3, 0, 2, leader=3), size_max)
-    arriving.forget(2)
-    assert arriving.bytes_kept == SNAPSHOT_PART_BYTES, "what broker 3 has sent"
-    assert not arriving.take(part(3, 1, 2), size_max), "its first part went with the link"
+@real_time
+async def test_a_snapshot_that_makes_no_sense_ends_the_link() -> None:
+    peers = Peers()
+    nonsense = encode_snapshot(PLACE, Snapshot(9, 3, 77, MachineState(next_offset=1 << 62)))
+    peers.hear(1, 0, nonsense, parts=1)
+    await peers.idle()
+    assert (peers.events, peers.refusals.counts) == ([], {("PEER_NONSENSE", 2): 1})
+    assert peers.arriving.bytes_kept == 0

@@ -27,6 +27,7 @@ from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OutcomeUnknown, StorageFailed, TritonMQError
+from tests.coroutines import real_time
 from tests.mq_broker.broker import cluster
 
 ID = "0" * 32
@@ -66,28 +67,25 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("durability", ["memory", "fsync"])
-def test_a_state_to_begin_anew_with_is_not_kept_once_the_replica_begins_or_is_not_wanted(
+@real_time
+async def test_a_state_to_begin_anew_with_is_not_kept_once_the_replica_begins_or_is_not_wanted(
     tmp_path: Path, durability: str
 ) -> None:
     snapshot = Snapshot(7, 1, 1_000_000, MachineState(next_offset=5))
-
-    async def main() -> None:
-        async with shell(tmp_path, isr=((2, "other"),)) as broker:
-            here = Topic.of(replace(HERE.spec, settings={"durability": durability}))
-            broker.follow_topics({ID: here})
-            await until(lambda: broker.hosted(here, 0) is not None)
-            broker.install(broker.partition(here, 0), snapshot, 3)
-            await until(lambda: broker.hosted(here, 0) is not None)
-            partition = broker.partition(here, 0)
-            assert (partition.journal.first_index, partition.replica.identity.recovery) == (8, 3)
-            assert not broker._begin_with
-            broker.install(partition, snapshot, 4)
-            broker.follow_topics({})  # deleted while it begins anew
-            await until(lambda: not broker._settling)
-            assert broker.hosted(here, 0) is None
-            assert not broker._begin_with
-
-    asyncio.run(main())
+    async with shell(tmp_path, isr=((2, "other"),)) as broker:
+        here = Topic.of(replace(HERE.spec, settings={"durability": durability}))
+        broker.follow_topics({ID: here})
+        await until(lambda: broker.hosted(here, 0) is not None)
+        broker.install(broker.partition(here, 0), snapshot, 3)
+        await until(lambda: broker.hosted(here, 0) is not None)
+        partition = broker.partition(here, 0)
+        assert (partition.journal.first_index, partition.replica.identity.recovery) == (8, 3)
+        assert not broker._begin_with
+        broker.install(partition, snapshot, 4)
+        broker.follow_topics({})  # deleted while it begins anew
+        await until(lambda: not broker._settling)
+        assert broker.hosted(here, 0) is None
+        assert not broker._begin_with
 
 
 async def leading(broker: Shell) -> Partition:
@@ -99,82 +97,75 @@ async def leading(broker: Shell) -> Partition:
     return broker.leader(HERE, 0)
 
 
-def test_a_group_that_stands_at_lost_offsets_is_behind_by_what_comes_after_them(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            partition = await leading(broker)
-            partition.index.append(Published(0, 10, 1, 5, 100, 100))
-            partition.index.skip(10, 30)
-            partition.replica.machine.next_offset = 30
-            assert partition.lag(10) == (0, 0), "there is nothing for it to read"
-            partition.index.append(Published(30, 10, 2, 6, 70, 70))
-            partition.replica.machine.next_offset = 40
-            assert [partition.lag(offset)[0] for offset in (0, 10, 29, 30, 40)] == [170, 70, 70, 70, 0]
-
-    asyncio.run(main())
+@real_time
+async def test_a_group_that_stands_at_lost_offsets_is_behind_by_what_comes_after_them(tmp_path: Path) -> None:
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        partition = await leading(broker)
+        partition.index.append(Published(0, 10, 1, 5, 100, 100))
+        partition.index.skip(10, 30)
+        partition.replica.machine.next_offset = 30
+        assert partition.lag(10) == (0, 0), "there is nothing for it to read"
+        partition.index.append(Published(30, 10, 2, 6, 70, 70))
+        partition.replica.machine.next_offset = 40
+        assert [partition.lag(offset)[0] for offset in (0, 10, 29, 30, 40)] == [170, 70, 70, 70, 0]
 
 
-def test_what_a_full_link_dropped_wakes_those_at_rest_at_both_ends(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            partition = await leading(broker)
+@real_time
+async def test_what_a_full_link_dropped_wakes_those_at_rest_at_both_ends(tmp_path: Path) -> None:
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        partition = await leading(broker)
 
-            async def rests() -> None:
-                await until(lambda: not broker._touched)
-                if not partition.rest.asleep:
-                    partition.rest.asleep = True
-                    broker.ticking.slept(partition)
+        async def rests() -> None:
+            await until(lambda: not broker._touched)
+            if not partition.rest.asleep:
+                partition.rest.asleep = True
+                broker.ticking.slept(partition)
 
-            await rests()
-            broker.link_beat(2, dropped=False)
-            assert partition.rest.asleep
-            broker.link_beat(2, dropped=True)
-            assert partition.rest.asleep, "it does not follow broker 2"
-            broker.link_beat(1, dropped=True)
-            assert not partition.rest.asleep
-            await rests()
-            broker.link_dropped(2)
-            assert not partition.rest.asleep
-            assert broker.contacts.since(2) is not None
-            broker.link_down(2)
-            assert broker.contacts.since(2) is None
-
-    asyncio.run(main())
+        await rests()
+        broker.link_beat(2, dropped=False)
+        assert partition.rest.asleep
+        broker.link_beat(2, dropped=True)
+        assert partition.rest.asleep, "it does not follow broker 2"
+        broker.link_beat(1, dropped=True)
+        assert not partition.rest.asleep
+        await rests()
+        broker.link_dropped(2)
+        assert not partition.rest.asleep
+        assert broker.contacts.since(2) is not None
+        broker.link_down(2)
+        assert broker.contacts.since(2) is None
 
 
-def test_what_a_broker_said_to_a_replica_that_is_not_open_goes_with_its_link(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            message = pb.AppendEntries(topic_id="not open", leader=2, sequence=1, frame_bytes=[5])
-            broker.hearer("not open", 0).hear_entries(message, [memoryview(b"entry")])
-            broker.link_down(3)
-            assert len(broker.early) == 1
-            broker.link_down(2)
-            assert len(broker.early) == 0
-
-    asyncio.run(main())
+@real_time
+async def test_what_a_broker_said_to_a_replica_that_is_not_open_goes_with_its_link(tmp_path: Path) -> None:
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        message = pb.AppendEntries(topic_id="not open", leader=2, sequence=1, frame_bytes=[5])
+        broker.hearer("not open", 0).hear_entries(message, [memoryview(b"entry")])
+        broker.link_down(3)
+        assert len(broker.early) == 1
+        broker.link_down(2)
+        assert len(broker.early) == 0
 
 
-def test_the_link_of_a_broker_that_has_fallen_silent_is_made_anew_and_no_other(
+@real_time
+async def test_the_link_of_a_broker_that_has_fallen_silent_is_made_anew_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            ended: list[int] = []
-            times = itertools.count(broker.now_ms(), 1000)
-            monkeypatch.setattr(broker.links, "end", ended.append)
-            monkeypatch.setattr(broker, "now_ms", lambda: next(times))
-            for silent in (2, 3):
-                broker.link_beat(silent, dropped=False)
-            broker.link_down(3)  # the link has ended by itself: there is nobody to blame
-            while not ended:
-                broker.end_silent_links()
-            assert ended == [2]
-
-    asyncio.run(main())
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        ended: list[int] = []
+        times = itertools.count(broker.now_ms(), 1000)
+        monkeypatch.setattr(broker.links, "end", ended.append)
+        monkeypatch.setattr(broker, "now_ms", lambda: next(times))
+        for silent in (2, 3):
+            broker.link_beat(silent, dropped=False)
+        broker.link_down(3)  # the link has ended by itself: there is nobody to blame
+        while not ended:
+            broker.end_silent_links()
+        assert ended == [2]
 
 
-def test_who_leads_no_more_and_who_begins_with_another_log_says_so(
+@real_time
+async def test_who_leads_no_more_and_who_begins_with_another_log_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[tuple[int, str]] = []
@@ -184,22 +175,20 @@ def test_who_leads_no_more_and_who_begins_with_another_log_says_so(
 
     monkeypatch.setattr(Links, "send_ack", send)
 
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            partition = await leading(broker)
-            former = partition.replica.identity.log_id
-            broker.follow_topics({ID: Topic.of(replace(HERE.spec, assignment=((1, 2),)))})
-            assert said == []
-            broker.session_lost()
-            assert said == [(2, former)]
-            broker.reopen(partition, "its disk failed")
-            await until(lambda: len(said) == 2)
-            assert said[1][0] == 2
-
-    asyncio.run(main())
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        partition = await leading(broker)
+        former = partition.replica.identity.log_id
+        broker.follow_topics({ID: Topic.of(replace(HERE.spec, assignment=((1, 2),)))})
+        assert said == []
+        broker.session_lost()
+        assert said == [(2, former)]
+        broker.reopen(partition, "its disk failed")
+        await until(lambda: len(said) == 2)
+        assert said[1][0] == 2
 
 
-def test_a_journal_that_the_disk_did_not_let_be_shortened_is_shortened_later(
+@real_time
+async def test_a_journal_that_the_disk_did_not_let_be_shortened_is_shortened_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partitions, "SHORTEN_AGAIN_S", 0.01)
@@ -207,44 +196,38 @@ def test_a_journal_that_the_disk_did_not_let_be_shortened_is_shortened_later(
     async def refused(*_: object) -> int:
         raise StorageFailed("no room")
 
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            partition = await leading(broker)
-            partition.shorten_due = True
-            monkeypatch.setattr(partition.journal, "shorten_to", refused)
-            with pytest.raises(StorageFailed):
-                await partition.shorten()
-            await until(lambda: partition.shorten_due)
-
-    asyncio.run(main())
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        partition = await leading(broker)
+        partition.shorten_due = True
+        monkeypatch.setattr(partition.journal, "shorten_to", refused)
+        with pytest.raises(StorageFailed):
+            await partition.shorten()
+        await until(lambda: partition.shorten_due)
 
 
 @pytest.mark.parametrize("named_again", [True, False])
-def test_a_replica_that_was_moved_away_is_deleted_only_by_what_the_node_says_once_it_is_closed(
+@real_time
+async def test_a_replica_that_was_moved_away_is_deleted_only_by_what_the_node_says_once_it_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_again: bool
 ) -> None:
     """A leader that knows an older assignment may put it back in sync after the node was read."""
     monkeypatch.setattr(shells, "RELEASE_POLL_S", 0.01)
+    async with shell(tmp_path, isr=((2, "other"),)) as broker:
+        broker.follow_topics({ID: HERE})
+        await until(lambda: broker.hosted(HERE, 0) is not None)
+        files = tmp_path / "data" / "partitions" / f"{ID}-0"
+        close = Partition.close
 
-    async def main() -> None:
-        async with shell(tmp_path, isr=((2, "other"),)) as broker:
-            broker.follow_topics({ID: HERE})
-            await until(lambda: broker.hosted(HERE, 0) is not None)
-            files = tmp_path / "data" / "partitions" / f"{ID}-0"
-            close = Partition.close
+        async def put_back_meanwhile(partition: Partition, error: TritonMQError) -> None:
+            if named_again:
+                found = await broker.coordination.read_state(ID, 0)
+                assert found is not None
+                await broker.coordination.write_state(
+                    ID, 0, found[0], NodeState(None, 0, ((1, "mine"), (2, "other")), 0, "")
+                )
+            await close(partition, error)
 
-            async def put_back_meanwhile(partition: Partition, error: TritonMQError) -> None:
-                if named_again:
-                    found = await broker.coordination.read_state(ID, 0)
-                    assert found is not None
-                    await broker.coordination.write_state(
-                        ID, 0, found[0], NodeState(None, 0, ((1, "mine"), (2, "other")), 0, "")
-                    )
-                await close(partition, error)
-
-            monkeypatch.setattr(Partition, "close", put_back_meanwhile)
-            broker.follow_topics({ID: AWAY})
-            await until(lambda: not broker._settling)
-            assert files.exists() is named_again
-
-    asyncio.run(main())
+        monkeypatch.setattr(Partition, "close", put_back_meanwhile)
+        broker.follow_topics({ID: AWAY})
+        await until(lambda: not broker._settling)
+        assert files.exists() is named_again

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from mq_broker.broker.host import shell as shells
-from mq_broker.broker.host.partition import Partition
-from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.core.messages import LeaderName
-from mq_protocol.errors import IncompatibleVersion, OutcomeUnknown, StorageFailed
-from tests.mq_broker.broker.host.test_partition_life import run
+from mq_protocol.errors import IncompatibleVersion, StorageFailed
+from tests.coroutines import real_time
+from tests.mq_broker.broker.host.test_partition_life import led
 from tests.mq_broker.broker.host.test_shell import HERE, ID, shell, until
 
 
-def test_who_lost_its_session_is_not_live_itself_and_the_others_are(tmp_path: Path) -> None:
-    async def scenario(broker: Shell, partition: Partition) -> None:
+@real_time
+async def test_who_lost_its_session_is_not_live_itself_and_the_others_are(tmp_path: Path) -> None:
+    async with led(tmp_path) as (broker, partition):
         broker.brokers_seen((LeaderName(1, 1), LeaderName(2, 1)))
         assert [broker.is_live(number) for number in (1, 2, 3)] == [True, True, False]
         assert partition.leading
@@ -27,11 +27,11 @@ def test_who_lost_its_session_is_not_live_itself_and_the_others_are(tmp_path: Pa
         assert [broker.is_live(number) for number in (1, 2, 3)] == [False, True, False]
         assert not partition.leading
 
-    run(tmp_path, scenario)
 
+@real_time
+async def test_the_first_failure_stops_the_broker_and_later_ones_change_nothing(tmp_path: Path) -> None:
+    async with led(tmp_path) as (broker, _partition):
 
-def test_the_first_failure_stops_the_broker_and_later_ones_change_nothing(tmp_path: Path) -> None:
-    async def scenario(broker: Shell, _partition: Partition) -> None:
         async def broken() -> None:
             raise ZeroDivisionError
 
@@ -39,31 +39,30 @@ def test_the_first_failure_stops_the_broker_and_later_ones_change_nothing(tmp_pa
         broker.fail(KeyError("later"))
         assert isinstance(broker.failure.exception(), ZeroDivisionError)
 
-    run(tmp_path, scenario)
 
-
-def test_a_broker_that_is_too_old_for_the_cluster_says_so_in_a_line_and_stops(
+@real_time
+async def test_a_broker_that_is_too_old_for_the_cluster_says_so_in_a_line_and_stops(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(broker: Shell, _partition: Partition) -> None:
+    async with led(tmp_path) as (broker, _partition):
+
         async def follow() -> None:
             raise IncompatibleVersion("the cluster is at level 9 of features: start a release that knows it")
 
         broker.spawn(follow(), "follow brokers")
         with pytest.raises(IncompatibleVersion):
             await broker.failure
-
-    run(tmp_path, scenario)
     (told,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert told.exc_info is None
     assert told.getMessage().endswith("start a release that knows it")
 
 
 @pytest.mark.parametrize("same_cluster", [True, False])
-def test_what_a_deleted_topic_held_is_removed_unless_the_cluster_is_another(
+@real_time
+async def test_what_a_deleted_topic_held_is_removed_unless_the_cluster_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, same_cluster: bool
 ) -> None:
-    async def scenario(broker: Shell, _partition: Partition) -> None:
+    async with led(tmp_path) as (broker, _partition):
         files = tmp_path / "data" / "partitions" / f"{ID}-0"
         assert files.exists()
 
@@ -77,102 +76,64 @@ def test_what_a_deleted_topic_held_is_removed_unless_the_cluster_is_another(
         assert files.exists() is not same_cluster
         assert any("holds another cluster now" in words for words in caplog.messages) is not same_cluster
 
-    run(tmp_path, scenario)
 
-
-def test_a_replica_that_the_disk_did_not_let_be_opened_or_begun_anew_is_tried_again(
+@real_time
+async def test_a_replica_that_the_disk_did_not_let_be_opened_or_begun_anew_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shells, "REOPEN_S", 0.0)
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        tries = 0
+        opens = broker._open
 
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            tries = 0
-            opens = broker._open
+        async def fails_twice(topic: Topic, number: int) -> None:
+            nonlocal tries
+            tries += 1
+            if tries < 3:
+                raise StorageFailed("a bad sector")
+            await opens(topic, number)
 
-            async def fails_twice(topic: Topic, number: int) -> None:
-                nonlocal tries
-                tries += 1
-                if tries < 3:
-                    raise StorageFailed("a bad sector")
-                await opens(topic, number)
+        monkeypatch.setattr(broker, "_open", fails_twice)
+        broker.follow_topics({ID: HERE})
+        await until(lambda: broker.hosted(HERE, 0) is not None and not broker._settling)
+        assert tries == 3
+        prepared = 0
 
-            monkeypatch.setattr(broker, "_open", fails_twice)
-            broker.follow_topics({ID: HERE})
-            await until(lambda: broker.hosted(HERE, 0) is not None and not broker._settling)
-            assert tries == 3
-            prepared = 0
+        def prepare() -> None:
+            nonlocal prepared
+            prepared += 1
+            if prepared < 3:
+                raise StorageFailed("no room")
 
-            def prepare() -> None:
-                nonlocal prepared
-                prepared += 1
-                if prepared < 3:
-                    raise StorageFailed("no room")
-
-            former = broker.partition(HERE, 0)
-            broker.reopen(former, "its disk failed", prepare)
-            await until(lambda: broker.hosted(HERE, 0) is not None and not broker._settling)
-            assert prepared == 3
-            assert former.closed
-            assert not broker.failure.done()
-
-    asyncio.run(main())
+        former = broker.partition(HERE, 0)
+        broker.reopen(former, "its disk failed", prepare)
+        await until(lambda: broker.hosted(HERE, 0) is not None and not broker._settling)
+        assert prepared == 3
+        assert former.closed
+        assert not broker.failure.done()
 
 
-@pytest.mark.parametrize("durability", ["memory", "fsync"])
-def test_a_partition_that_was_recovered_from_another_log_begins_with_an_empty_log_of_its_own(
-    tmp_path: Path, durability: str
-) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((2, "other"),)) as broker:
-            topic = Topic.of(replace(HERE.spec, settings={"durability": durability}))
-            broker.follow_topics({ID: topic})
-            await until(lambda: broker.hosted(topic, 0) is not None)
-            former = broker.partition(topic, 0)
-            broker.start_over(former, 3)
-            await until(lambda: broker.hosted(topic, 0) is not None and not broker._settling)
-            partition = broker.partition(topic, 0)
-            assert (partition.journal.first_index, partition.replica.identity.recovery) == (1, 3)
-            assert partition.replica.identity.log_id != former.replica.identity.log_id
-            assert not broker._begin_with
-
-    asyncio.run(main())
-
-
-def test_a_topic_that_changes_while_its_replica_is_opened_is_the_one_that_the_replica_knows(
+@real_time
+async def test_a_topic_that_changes_while_its_replica_is_opened_is_the_one_that_the_replica_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            opening, may_open = asyncio.Event(), asyncio.Event()
-            opens = broker._open
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        opening, may_open = asyncio.Event(), asyncio.Event()
+        opens = broker._open
 
-            async def slowly(topic: Topic, number: int) -> None:
-                opening.set()
-                await may_open.wait()
-                await opens(topic, number)
+        async def slowly(topic: Topic, number: int) -> None:
+            opening.set()
+            await may_open.wait()
+            await opens(topic, number)
 
-            monkeypatch.setattr(broker, "_open", slowly)
-            broker.follow_topics({ID: HERE})
-            async with asyncio.timeout(20):
-                await opening.wait()
-            wider = Topic.of(replace(HERE.spec, assignment=((1, 2),)))
-            broker.follow_topics({ID: wider})
-            may_open.set()
-            await until(lambda: not broker._settling)
-            partition = broker.partition(wider, 0)
-            assert partition.topic is wider
-            assert partition.replica.replicas == (1, 2)
-
-    asyncio.run(main())
-
-
-def test_a_broker_that_is_closed_has_no_partitions(tmp_path: Path) -> None:
-    async def scenario(broker: Shell, partition: Partition) -> None:
-        assert broker.partitions() == [partition]
-        await broker.close(OutcomeUnknown("over"))
-        assert partition.closed
-        assert broker.partitions() == []
-        assert broker.hosted(HERE, 0) is None
-
-    run(tmp_path, scenario)
+        monkeypatch.setattr(broker, "_open", slowly)
+        broker.follow_topics({ID: HERE})
+        async with asyncio.timeout(20):
+            await opening.wait()
+        wider = Topic.of(replace(HERE.spec, assignment=((1, 2),)))
+        broker.follow_topics({ID: wider})
+        may_open.set()
+        await until(lambda: not broker._settling)
+        partition = broker.partition(wider, 0)
+        assert partition.topic is wider
+        assert partition.replica.replicas == (1, 2)

@@ -11,33 +11,32 @@ import pytest
 from mq_broker.broker.config import BrokerConfig
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.virtual.world import in_virtual_time
 
 
-def test_a_broker_beyond_its_budget_says_so_and_goes_on_recognising_every_uuid(
+@virtual_time
+async def test_a_broker_beyond_its_budget_says_so_and_goes_on_recognising_every_uuid(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        broker = Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, dedup_memory_max=200))
-        await broker.start()
-        try:
-            await broker.create_topic("t")
-            first = await broker.produce("t", 1, uuid=b"batch %10d" % 1)
-            for number in range(2, 12):
-                await broker.produce("t", number, uuid=b"batch %10d" % number)
+    caplog.set_level(logging.INFO)
+    broker = Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, dedup_memory_max=200))
+    await broker.start()
+    try:
+        await broker.create_topic("t")
+        first = await broker.produce("t", 1, uuid=b"batch %10d" % 1)
+        for number in range(2, 12):
+            await broker.produce("t", number, uuid=b"batch %10d" % number)
 
-            async def told() -> bool:
-                return any("--dedup-memory-max is 0.0 MiB" in words and "t-0" in words for words in caplog.messages)
+        async def told() -> bool:
+            return any("--dedup-memory-max is 0.0 MiB" in words and "t-0" in words for words in caplog.messages)
 
-            await until(told)
-            again = await broker.produce("t", 1, uuid=b"batch %10d" % 1)
-            assert (again.duplicate, again.base_offset) == (True, first.base_offset)
-        finally:
-            await broker.stop()
-
-    with caplog.at_level(logging.INFO):
-        in_virtual_time(scenario())
+        await until(told)
+        again = await broker.produce("t", 1, uuid=b"batch %10d" % 1)
+        assert (again.duplicate, again.base_offset) == (True, first.base_offset)
+    finally:
+        await broker.stop()
 
 
 def test_a_budget_of_nothing_is_refused(tmp_path: Path) -> None:

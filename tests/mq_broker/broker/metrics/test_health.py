@@ -15,7 +15,7 @@ from mq_broker.broker.metrics.health import Readiness, Systemd
 from mq_broker.measured import ALARMS
 from mq_broker.storage.sealed import Altered, KeyAbsent, SealedAway
 from mq_protocol.errors import CoordinationUnavailable
-from tests.virtual.world import in_virtual_time
+from tests.coroutines import virtual_time
 
 
 class Part(SimpleNamespace):
@@ -61,76 +61,70 @@ class World:
         return Readiness(self.shell, lambda: self.state, timeout_s)
 
 
-def test_a_broker_is_not_ready_before_every_replica_is_named_in_sync_with_its_log() -> None:
-    async def scenario() -> None:
-        world = World()
-        world.holds("led", None, serving=True)
-        world.holds("named", {1: "mine", 2: "b"})
-        world.holds("new", {1: ""})
-        world.holds("behind", {2: "b"})
-        world.holds("former", {1: "the log before", 2: "b"})
-        world.holds("gone", None)
-        world.holds("unknown", CoordinationUnavailable("away"))
-        readiness = world.readiness()
-        assert await readiness.look() is None
-        assert readiness.why_not() == "not in sync yet: behind, former, gone, unknown"
-        world.asked.clear()
-        for name in ("behind", "former", "gone", "unknown"):
-            world.nodes[name] = {1: "mine"}
-        assert await readiness.look() == math.inf
-        assert (readiness.why_not(), readiness.ready.is_set()) == ("", True)
-        assert set(world.asked) == {"behind", "former", "gone", "unknown"}  # what was found in sync is not asked again
-        world.nodes["behind"] = {2: "b"}
-        assert readiness.why_not() == ""  # it stays ready
-        world.state = "draining"
-        assert readiness.why_not() == "draining"
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_broker_is_not_ready_before_every_replica_is_named_in_sync_with_its_log() -> None:
+    world = World()
+    world.holds("led", None, serving=True)
+    world.holds("named", {1: "mine", 2: "b"})
+    world.holds("new", {1: ""})
+    world.holds("behind", {2: "b"})
+    world.holds("former", {1: "the log before", 2: "b"})
+    world.holds("gone", None)
+    world.holds("unknown", CoordinationUnavailable("away"))
+    readiness = world.readiness()
+    assert await readiness.look() is None
+    assert readiness.why_not() == "not in sync yet: behind, former, gone, unknown"
+    world.asked.clear()
+    for name in ("behind", "former", "gone", "unknown"):
+        world.nodes[name] = {1: "mine"}
+    assert await readiness.look() == math.inf
+    assert (readiness.why_not(), readiness.ready.is_set()) == ("", True)
+    assert set(world.asked) == {"behind", "former", "gone", "unknown"}  # what was found in sync is not asked again
+    world.nodes["behind"] = {2: "b"}
+    assert readiness.why_not() == ""  # it stays ready
+    world.state = "draining"
+    assert readiness.why_not() == "draining"
 
 
-def test_after_the_time_out_it_is_ready_whatever_is_behind_and_that_is_an_alarm() -> None:
-    async def scenario() -> None:
-        before = ALARMS.rows()["ready_without_sync",]
-        world = World()
-        for number in range(7):
-            world.holds(f"p{number}", {2: "b"})
-        patient = world.readiness()
-        assert await patient.look() is None
-        assert "and 2 more" in patient.why_not()
-        readiness = world.readiness(timeout_s=5.0)
-        assert await readiness.look() is None
-        await asyncio.sleep(5.0)
-        assert await readiness.look() == math.inf
-        assert readiness.why_not() == ""
-        assert ALARMS.rows()["ready_without_sync",] == before + 1
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_after_the_time_out_it_is_ready_whatever_is_behind_and_that_is_an_alarm() -> None:
+    before = ALARMS.rows()["ready_without_sync",]
+    world = World()
+    for number in range(7):
+        world.holds(f"p{number}", {2: "b"})
+    patient = world.readiness()
+    assert await patient.look() is None
+    assert "and 2 more" in patient.why_not()
+    readiness = world.readiness(timeout_s=5.0)
+    assert await readiness.look() is None
+    await asyncio.sleep(5.0)
+    assert await readiness.look() == math.inf
+    assert readiness.why_not() == ""
+    assert ALARMS.rows()["ready_without_sync",] == before + 1
 
 
-def test_what_is_closed_is_not_ready_and_without_its_key_not_after_the_time_out_either() -> None:
-    async def scenario() -> None:
-        world = World()
-        world.holds("led", None, serving=True)
-        world.replicas |= {"keyless": None, "opening": None}
-        world.closed["keyless"] = KeyAbsent("no key", "k")
-        readiness = world.readiness(timeout_s=0.0)
-        assert await readiness.look() is None
-        told = "not in sync yet: keyless-0 (closed: its key is missing or wrong)"
-        assert readiness.why_not() == f"{told}, opening-0 (not open yet)"
-        world.holds("opening", {1: "mine"})
-        assert await readiness.look() is None
-        assert readiness.why_not() == told
-        world.holds("keyless", {1: "mine"})
-        assert await readiness.look() == math.inf
-        assert readiness.why_not() == ""
-        world.replicas["altered"] = None
-        world.closed["altered"] = Altered("altered", "k")
-        other = world.readiness(timeout_s=60.0)
-        assert await other.look() is None
-        assert other.why_not().endswith("altered-0 (closed: altered on its disk)")
-        assert await world.readiness(timeout_s=0.0).look() == math.inf  # no other broker has it from this one
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_what_is_closed_is_not_ready_and_without_its_key_not_after_the_time_out_either() -> None:
+    world = World()
+    world.holds("led", None, serving=True)
+    world.replicas |= {"keyless": None, "opening": None}
+    world.closed["keyless"] = KeyAbsent("no key", "k")
+    readiness = world.readiness(timeout_s=0.0)
+    assert await readiness.look() is None
+    told = "not in sync yet: keyless-0 (closed: its key is missing or wrong)"
+    assert readiness.why_not() == f"{told}, opening-0 (not open yet)"
+    world.holds("opening", {1: "mine"})
+    assert await readiness.look() is None
+    assert readiness.why_not() == told
+    world.holds("keyless", {1: "mine"})
+    assert await readiness.look() == math.inf
+    assert readiness.why_not() == ""
+    world.replicas["altered"] = None
+    world.closed["altered"] = Altered("altered", "k")
+    other = world.readiness(timeout_s=60.0)
+    assert await other.look() is None
+    assert other.why_not().endswith("altered-0 (closed: altered on its disk)")
+    assert await world.readiness(timeout_s=0.0).look() == math.inf  # no other broker has it from this one
 
 
 def test_systemd_is_told_when_the_broker_is_ready_lives_and_stops(

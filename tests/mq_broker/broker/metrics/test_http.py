@@ -14,6 +14,7 @@ import pytest
 from mq_broker.broker.config import BrokerConfig, http_listener
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol.errors import InvalidSetting
+from tests.coroutines import real_time
 from tests.mq_broker.broker.cluster import Broker, standalone
 from tests.mq_broker.broker.metrics.test_exposition import of, read
 
@@ -30,45 +31,43 @@ async def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
     return int(head.split()[1]), body
 
 
-def test_a_broker_serves_what_it_counts_and_says_when_it_is_ready(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        port = free_port()
-        async with standalone(tmp_path, http=f"127.0.0.1:{port}") as broker:
-            await broker.create_topic("t", partitions=2)
-            before = read((await get(port, "/metrics"))[1].encode())
-            await broker.produce("t", 0, 1, 2)
-            await broker.produce("t", 3)
+@real_time
+async def test_a_broker_serves_what_it_counts_and_says_when_it_is_ready(tmp_path: Path) -> None:
+    port = free_port()
+    async with standalone(tmp_path, http=f"127.0.0.1:{port}") as broker:
+        await broker.create_topic("t", partitions=2)
+        before = read((await get(port, "/metrics"))[1].encode())
+        await broker.produce("t", 0, 1, 2)
+        await broker.produce("t", 3)
 
-            async def records() -> dict[Any, float]:
-                while True:
-                    seen = read((await get(port, "/metrics"))[1].encode())
-                    if seen["topic_records"][of(topic="t")] == 4:
-                        return seen  # type: ignore[return-value]
+        async def records() -> dict[Any, float]:
+            while True:
+                seen = read((await get(port, "/metrics"))[1].encode())
+                if seen["topic_records"][of(topic="t")] == 4:
+                    return seen  # type: ignore[return-value]
 
-            after: Any = await asyncio.wait_for(records(), 10)
-            batches = of(code="OK")
-            grown = after["produce_batches_total"][batches] - before.get("produce_batches_total", {}).get(batches, 0)
-            assert (grown, after["topic_records_in_total"][of(topic="t")]) == (2, 4)
-            assert after["broker_state"][of(state="serving")] == 1
-            assert after["process_resident_memory_bytes"][()] > 0
-            assert after["fsync_seconds_count"][of(kind="commit")] > 0
-            assert after["requests_total"][of(method="CreateTopic", code="OK")] >= 1
+        after: Any = await asyncio.wait_for(records(), 10)
+        batches = of(code="OK")
+        grown = after["produce_batches_total"][batches] - before.get("produce_batches_total", {}).get(batches, 0)
+        assert (grown, after["topic_records_in_total"][of(topic="t")]) == (2, 4)
+        assert after["broker_state"][of(state="serving")] == 1
+        assert after["process_resident_memory_bytes"][()] > 0
+        assert after["fsync_seconds_count"][of(kind="commit")] > 0
+        assert after["requests_total"][of(method="CreateTopic", code="OK")] >= 1
 
-            assert await get(port, "/livez") == (200, "ok\n")
-            assert await get(port, "/readyz") == (200, "ok\n")
-            assert await get(port, "/readyz", "HEAD") == (200, "")
-            status, text = await get(port, "/observation?detail=partition")
-            seen = json.loads(text)
-            assert (status, seen["broker"], [row["partition"] for row in seen["partitions"]]) == (200, 1, [0, 1])
-            assert (await get(port, "/metrics?detail=all"))[0] == 400
-            assert (await get(port, "/"))[0] == 404
-            assert (await get(port, "/metrics", "POST"))[0] == 405
-            broker_part(broker)._observing.state = "draining"
-            assert await get(port, "/readyz") == (503, "draining\n")
-        with pytest.raises(OSError):
-            await get(port, "/livez")
-
-    asyncio.run(scenario())
+        assert await get(port, "/livez") == (200, "ok\n")
+        assert await get(port, "/readyz") == (200, "ok\n")
+        assert await get(port, "/readyz", "HEAD") == (200, "")
+        status, text = await get(port, "/observation?detail=partition")
+        seen = json.loads(text)
+        assert (status, seen["broker"], [row["partition"] for row in seen["partitions"]]) == (200, 1, [0, 1])
+        assert (await get(port, "/metrics?detail=all"))[0] == 400
+        assert (await get(port, "/"))[0] == 404
+        assert (await get(port, "/metrics", "POST"))[0] == 405
+        broker_part(broker)._observing.state = "draining"
+        assert await get(port, "/readyz") == (503, "draining\n")
+    with pytest.raises(OSError):
+        await get(port, "/livez")
 
 
 def broker_part(broker: Broker) -> Any:

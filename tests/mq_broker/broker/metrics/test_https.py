@@ -17,6 +17,7 @@ from mq_dev.certificates import ADMIN, broker_directory, client_file
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol.pem import CA_FILE
 from mq_protocol.rights import CLUSTER_NAME, Kind, Operation
+from tests.coroutines import real_time
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker
 from tests.securing import HOST, Certs
 
@@ -65,7 +66,8 @@ async def secured(directory: Path, certs: Certs, **settings: bool) -> AsyncItera
         await broker.stop()
 
 
-def test_numbers_need_the_right_and_whether_the_broker_lives_is_told_to_everybody(tmp_path: Path) -> None:
+@real_time
+async def test_numbers_need_the_right_and_whether_the_broker_lives_is_told_to_everybody(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs", 1)
     nobody, etl, admin = shown(certs), shown(certs, "etl"), shown(certs, ADMIN)
 
@@ -78,72 +80,63 @@ def test_numbers_need_the_right_and_whether_the_broker_lives_is_told_to_everybod
             while (await get(port, "/metrics", tls))[0] != status:
                 pass
 
-    async def main() -> None:
-        async with secured(tmp_path, certs) as (broker, port):
-            for page in ("/livez", "/readyz"):
-                assert await get(port, page, nobody) == (200, "ok\n")
-            for page in ("/metrics", "/observation?detail=partition"):
-                status, told = await get(port, page, nobody)
-                assert (status, told) == (
-                    401,
-                    "show the certificate of a user who has the right Metrics on the cluster\n",
-                )
-                status, told = await get(port, page, etl)
-                assert status == 403
-                assert "tritonmq acl allow User:etl --metrics --cluster" in told
-                assert (await get(port, page, admin))[0] == 200
-            await asyncio.to_thread(
-                alter, broker, AclRule("User:etl", Operation.METRICS, Kind.CLUSTER, CLUSTER_NAME, prefix=False)
+    async with secured(tmp_path, certs) as (broker, port):
+        for page in ("/livez", "/readyz"):
+            assert await get(port, page, nobody) == (200, "ok\n")
+        for page in ("/metrics", "/observation?detail=partition"):
+            status, told = await get(port, page, nobody)
+            assert (status, told) == (
+                401,
+                "show the certificate of a user who has the right Metrics on the cluster\n",
             )
-            await until_answered(port, etl, 200)
-            assert "tritonmq_broker_info" in (await get(port, "/metrics", etl))[1]
-            assert (await get(port, "/metrics", nobody))[0] == 401
-            await asyncio.to_thread(
-                alter, broker, AclRule("User:ANONYMOUS", Operation.METRICS, Kind.CLUSTER, CLUSTER_NAME, prefix=False)
-            )
-            await until_answered(port, nobody, 200)
-        lines = (tmp_path / "data" / "audit.log").read_text().splitlines()
-        denied = [line for line in lines if '"denied"' in line and '"/metrics"' in line]
-        assert any('"User:etl"' in line for line in denied)
-        assert any('"User:ANONYMOUS"' in line for line in denied)
+            status, told = await get(port, page, etl)
+            assert status == 403
+            assert "tritonmq acl allow User:etl --metrics --cluster" in told
+            assert (await get(port, page, admin))[0] == 200
+        await asyncio.to_thread(
+            alter, broker, AclRule("User:etl", Operation.METRICS, Kind.CLUSTER, CLUSTER_NAME, prefix=False)
+        )
+        await until_answered(port, etl, 200)
+        assert "tritonmq_broker_info" in (await get(port, "/metrics", etl))[1]
+        assert (await get(port, "/metrics", nobody))[0] == 401
+        await asyncio.to_thread(
+            alter, broker, AclRule("User:ANONYMOUS", Operation.METRICS, Kind.CLUSTER, CLUSTER_NAME, prefix=False)
+        )
+        await until_answered(port, nobody, 200)
+    lines = (tmp_path / "data" / "audit.log").read_text().splitlines()
+    denied = [line for line in lines if '"denied"' in line and '"/metrics"' in line]
+    assert any('"User:etl"' in line for line in denied)
+    assert any('"User:ANONYMOUS"' in line for line in denied)
 
-    asyncio.run(main())
 
-
-def test_a_brokers_certificate_is_no_users(tmp_path: Path) -> None:
+@real_time
+async def test_a_brokers_certificate_is_no_users(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs", 1, 2)
     made = shown(certs)
     own = broker_directory(certs.path, 2)
     made.load_cert_chain(own / "broker.crt", own / "broker.key")
-
-    async def main() -> None:
-        async with secured(tmp_path, certs) as (_, port):
-            status, told = await get(port, "/metrics", made)
-            assert (status, "no user's" in told) == (403, True)
-            assert (await get(port, "/livez", made))[0] == 200
-
-    asyncio.run(main())
+    async with secured(tmp_path, certs) as (_, port):
+        status, told = await get(port, "/metrics", made)
+        assert (status, "no user's" in told) == (403, True)
+        assert (await get(port, "/livez", made))[0] == 200
 
 
-def test_plain_text_an_older_tls_and_a_strangers_certificate_are_not_answered(tmp_path: Path) -> None:
+@real_time
+async def test_plain_text_an_older_tls_and_a_strangers_certificate_are_not_answered(tmp_path: Path) -> None:
     certs, others = Certs(tmp_path / "certs", 1), Certs(tmp_path / "others", 1)
     others.user("etl")
     older, stranger = shown(certs), shown(certs)
     older.maximum_version = ssl.TLSVersion.TLSv1_2
     stranger.load_cert_chain(others.path / f"{client_file('etl')}.crt", others.path / f"{client_file('etl')}.key")
-
-    async def main() -> None:
-        async with secured(tmp_path, certs) as (_, port):
-            with pytest.raises((ssl.SSLError, ConnectionError)):
-                await get(port, "/livez", older)
-            with pytest.raises((ssl.SSLError, ConnectionError, IndexError)):  # it shows at the first byte that is read
-                await get(port, "/livez", stranger)
-            async with asyncio.timeout(DEADLINE_S):
-                reader, writer = await asyncio.open_connection(HOST, port)
-                writer.write(LINE)
-                with contextlib.suppress(ConnectionError):
-                    assert b"HTTP" not in await reader.read()
-                writer.close()
-            assert await get(port, "/livez", shown(certs)) == (200, "ok\n")
-
-    asyncio.run(main())
+    async with secured(tmp_path, certs) as (_, port):
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await get(port, "/livez", older)
+        with pytest.raises((ssl.SSLError, ConnectionError, IndexError)):  # it shows at the first byte that is read
+            await get(port, "/livez", stranger)
+        async with asyncio.timeout(DEADLINE_S):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(LINE)
+            with contextlib.suppress(ConnectionError):
+                assert b"HTTP" not in await reader.read()
+            writer.close()
+        assert await get(port, "/livez", shown(certs)) == (200, "ok\n")

@@ -13,8 +13,8 @@ from mq_broker.broker.metrics.log_levels import LogLevels
 from mq_cli.cluster import cluster
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
+from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.cluster import standalone
-from tests.virtual.world import in_virtual_time
 
 NAME = "mq_broker.rpc.links"
 
@@ -27,21 +27,19 @@ def request(logger: str = NAME, level: str = "DEBUG", seconds: int = 60) -> pb.S
     return pb.SetLogLevelRequest(logger=logger, level=level, seconds=seconds)
 
 
-def test_a_level_holds_for_a_while_and_the_one_from_before_comes_back() -> None:
-    async def scenario() -> None:
-        before, levels = level(), LogLevels()
-        answer = await levels.set_log_level(request(), 0.0)
-        assert (answer.seconds, level()) == (60, logging.DEBUG)
-        await levels.set_log_level(request(level="ERROR", seconds=1), 0.0)
-        assert level() == logging.ERROR
-        async with asyncio.timeout(10):
-            while level() != before:  # noqa: ASYNC110 - what is waited for is the logger's
-                await asyncio.sleep(0.01)
-        await levels.set_log_level(request(), 0.0)
-        levels.close()
-        assert level() == before
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_level_holds_for_a_while_and_the_one_from_before_comes_back() -> None:
+    before, levels = level(), LogLevels()
+    answer = await levels.set_log_level(request(), 0.0)
+    assert (answer.seconds, level()) == (60, logging.DEBUG)
+    await levels.set_log_level(request(level="ERROR", seconds=1), 0.0)
+    assert level() == logging.ERROR
+    async with asyncio.timeout(10):
+        while level() != before:  # noqa: ASYNC110 - what is waited for is the logger's
+            await asyncio.sleep(0.01)
+    await levels.set_log_level(request(), 0.0)
+    levels.close()
+    assert level() == before
 
 
 @pytest.mark.parametrize(
@@ -49,25 +47,21 @@ def test_a_level_holds_for_a_while_and_the_one_from_before_comes_back() -> None:
     [request(level="LOUD"), request(logger="kazoo"), request(logger="mq_broker.nothing"), request(logger="root"),
      request(seconds=86_401)],
 )  # fmt: skip
-def test_what_a_broker_does_not_have_is_refused_and_makes_no_logger(wrong: pb.SetLogLevelRequest) -> None:
-    async def scenario() -> None:
-        known = set(logging.root.manager.loggerDict)
-        with pytest.raises(InvalidRequest):
-            await LogLevels().set_log_level(wrong, 0.0)
-        assert set(logging.root.manager.loggerDict) == known
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_what_a_broker_does_not_have_is_refused_and_makes_no_logger(wrong: pb.SetLogLevelRequest) -> None:
+    known = set(logging.root.manager.loggerDict)
+    with pytest.raises(InvalidRequest):
+        await LogLevels().set_log_level(wrong, 0.0)
+    assert set(logging.root.manager.loggerDict) == known
 
 
-def test_the_command_changes_one_broker_and_names_those_there_are(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            words = ["log-level", "1", "debug", "--logger", NAME, "--for", "60", "--bootstrap", broker.address]
-            done = await asyncio.to_thread(CliRunner().invoke, cluster, words)
-            assert (done.exit_code, level()) == (0, logging.DEBUG), done.output
-            words[1] = "9"
-            refused = await asyncio.to_thread(CliRunner().invoke, cluster, words)
-            assert "there are [1]" in str(refused.exception)
-        assert level() != logging.DEBUG
-
-    asyncio.run(scenario())
+@real_time
+async def test_the_command_changes_one_broker_and_names_those_there_are(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        words = ["log-level", "1", "debug", "--logger", NAME, "--for", "60", "--bootstrap", broker.address]
+        done = await asyncio.to_thread(CliRunner().invoke, cluster, words)
+        assert (done.exit_code, level()) == (0, logging.DEBUG), done.output
+        words[1] = "9"
+        refused = await asyncio.to_thread(CliRunner().invoke, cluster, words)
+        assert "there are [1]" in str(refused.exception)
+    assert level() != logging.DEBUG

@@ -13,6 +13,7 @@ from mq_broker.broker.metrics import answering
 from mq_broker.broker.metrics import observing as observing_module
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, InvalidTopicName
+from tests.coroutines import real_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.metrics.observed import observing, part, topic
 
@@ -28,39 +29,37 @@ async def told_by(data: Path, *parts: Any, **more: Any) -> pb.ObserveResponse:
     return await asked(observing(data, *parts, **more))
 
 
-def test_a_broker_tells_what_it_holds_in_as_much_detail_as_it_is_asked_for(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path, rack="r1") as broker:
-            await broker.create_topic("a")
-            await broker.create_topic("t", partitions=2)
-            await broker.produce("t", 0, 1, 2)
-            positions = [pb.CursorPosition(topic="t", partition=0, offset=1)]
-            await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="g", kind="spark", positions=positions))
+@real_time
+async def test_a_broker_tells_what_it_holds_in_as_much_detail_as_it_is_asked_for(tmp_path: Path) -> None:
+    async with standalone(tmp_path, rack="r1") as broker:
+        await broker.create_topic("a")
+        await broker.create_topic("t", partitions=2)
+        await broker.produce("t", 0, 1, 2)
+        positions = [pb.CursorPosition(topic="t", partition=0, offset=1)]
+        await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="g", kind="spark", positions=positions))
 
-            told = await broker.ask("Observe", pb.ObserveRequest())
-            assert (told.broker, told.incarnation, told.state, told.coordination) == (1, 1, "serving", "file")
-            assert (len(told.topics), len(told.partitions), told.cluster_id != "") == (0, 0, True)
-            assert told.values["partitions_leader"] == 3
-            assert 0 < told.values["disk_free_bytes"] < told.values["disk_size_bytes"]
-            assert told.values["brokers_live"] == 1
+        told = await broker.ask("Observe", pb.ObserveRequest())
+        assert (told.broker, told.incarnation, told.state, told.coordination) == (1, 1, "serving", "file")
+        assert (len(told.topics), len(told.partitions), told.cluster_id != "") == (0, 0, True)
+        assert told.values["partitions_leader"] == 3
+        assert 0 < told.values["disk_free_bytes"] < told.values["disk_size_bytes"]
+        assert told.values["brokers_live"] == 1
 
-            told = await until(lambda: told_of(broker, pb.TOPICS, records=3))
-            assert [(row.name, row.led) for row in told.topics] == [("a", 1), ("t", 2)]
-            assert told.topics[0].bytes == 0 < told.topics[1].bytes
-            [group] = told.groups
-            assert (group.group, group.topic, group.kind, group.lag, group.members) == ("g", "t", "spark", 2, 0)
-            assert group.lag_bytes > 0
-            assert group.lag_us > 0
+        told = await until(lambda: told_of(broker, pb.TOPICS, records=3))
+        assert [(row.name, row.led) for row in told.topics] == [("a", 1), ("t", 2)]
+        assert told.topics[0].bytes == 0 < told.topics[1].bytes
+        [group] = told.groups
+        assert (group.group, group.topic, group.kind, group.lag, group.members) == ("g", "t", "spark", 2, 0)
+        assert group.lag_bytes > 0
+        assert group.lag_us > 0
 
-            request = pb.ObserveRequest(detail=pb.PARTITIONS, topics=["t", "gone"])
-            told = await broker.ask("Observe", request)
-            assert [row.name for row in told.topics] == ["t"]
-            assert [(row.topic, row.log_end_offset, row.leader, list(row.isr)) for row in told.partitions] == [
-                ("t", 3, 1, [1]),
-                ("t", 0, 1, [1]),
-            ]
-
-    asyncio.run(scenario())
+        request = pb.ObserveRequest(detail=pb.PARTITIONS, topics=["t", "gone"])
+        told = await broker.ask("Observe", request)
+        assert [row.name for row in told.topics] == ["t"]
+        assert [(row.topic, row.log_end_offset, row.leader, list(row.isr)) for row in told.partitions] == [
+            ("t", 3, 1, [1]),
+            ("t", 0, 1, [1]),
+        ]
 
 
 async def told_of(broker: Broker, detail: Any, records: int) -> pb.ObserveResponse | None:
@@ -69,15 +68,13 @@ async def told_of(broker: Broker, detail: Any, records: int) -> pb.ObserveRespon
     return told if sum(row.records for row in told.topics) == records and told.groups else None
 
 
-def test_what_no_broker_can_be_asked_is_refused(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        observed = observing(tmp_path)
-        with pytest.raises(InvalidTopicName):
-            await asked(observed, pb.ObserveRequest(topics=["no topic\n"]))
-        with pytest.raises(InvalidRequest, match="detail 9"):
-            await asked(observed, pb.ObserveRequest(detail=9))  # type: ignore[arg-type]
-
-    asyncio.run(scenario())
+@real_time
+async def test_what_no_broker_can_be_asked_is_refused(tmp_path: Path) -> None:
+    observed = observing(tmp_path)
+    with pytest.raises(InvalidTopicName):
+        await asked(observed, pb.ObserveRequest(topics=["no topic\n"]))
+    with pytest.raises(InvalidRequest, match="detail 9"):
+        await asked(observed, pb.ObserveRequest(detail=9))  # type: ignore[arg-type]
 
 
 def test_partitions_are_counted_by_their_role_and_by_what_they_lack(tmp_path: Path) -> None:
@@ -168,28 +165,26 @@ def test_a_group_is_told_of_once_a_topic_by_the_leaders_of_its_partitions(tmp_pa
     ]
 
 
-def test_many_who_ask_at_once_cost_one_gathering_and_so_do_those_who_ask_soon_after(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        looked: list[int] = []
-        observed = observing(tmp_path, part())
-        partitions = observed._shell.partitions
+@real_time
+async def test_many_who_ask_at_once_cost_one_gathering_and_so_do_those_who_ask_soon_after(tmp_path: Path) -> None:
+    looked: list[int] = []
+    observed = observing(tmp_path, part())
+    partitions = observed._shell.partitions
 
-        def look() -> Any:
-            looked.append(1)
-            return partitions()
+    def look() -> Any:
+        looked.append(1)
+        return partitions()
 
-        observed._shell.partitions = look  # type: ignore[method-assign]
-        answers = await asyncio.gather(*(asked(observed) for _ in range(10)))
-        answers.append(await asked(observed, pb.ObserveRequest()))
-        assert len({answer.now_us for answer in answers}) == len(looked) == 1
-        observed.state = "draining"  # that is not held back
-        assert (await asked(observed)).state == "draining"
-        assert len(looked) == 2
-        observed._good_until = 0.0  # as if it were old
-        await asked(observed)
-        assert len(looked) == 3
-
-    asyncio.run(scenario())
+    observed._shell.partitions = look  # type: ignore[method-assign]
+    answers = await asyncio.gather(*(asked(observed) for _ in range(10)))
+    answers.append(await asked(observed, pb.ObserveRequest()))
+    assert len({answer.now_us for answer in answers}) == len(looked) == 1
+    observed.state = "draining"  # that is not held back
+    assert (await asked(observed)).state == "draining"
+    assert len(looked) == 2
+    observed._good_until = 0.0  # as if it were old
+    await asked(observed)
+    assert len(looked) == 3
 
 
 def test_cursors_beyond_the_bound_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,51 +196,47 @@ def test_cursors_beyond_the_bound_are_left_out_and_counted(tmp_path: Path, monke
     assert len(told.partitions) == 3
 
 
-def test_what_does_not_fit_one_answer_is_counted_and_can_be_asked_for(
+@real_time
+async def test_what_does_not_fit_one_answer_is_counted_and_can_be_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = [part(name, number, cursors={"g": 10}) for name in ("a", "b", "c") for number in range(2)]
-
-    async def scenario() -> None:
-        observed = observing(tmp_path, *parts)
-        monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", told_bytes := 12)
-        told = await asked(observed)
-        assert [row.name for row in told.topics] == ["a", "b"]
-        assert told.topics[0].ByteSize() < told_bytes <= 2 * told.topics[0].ByteSize()
-        assert told.left_out == {"topics": 1, "groups": 3, "partitions": 6}
-        monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 120)
-        told = await asked(observed, pb.ObserveRequest(detail=pb.PARTITIONS, topics=["c"]))
-        assert [row.name for row in told.topics] == [row.topic for row in told.groups] == ["c"]
-        assert [row.partition for row in told.partitions] == [0, 1]
-        assert not told.left_out
-
-    asyncio.run(scenario())
+    observed = observing(tmp_path, *parts)
+    monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", told_bytes := 12)
+    told = await asked(observed)
+    assert [row.name for row in told.topics] == ["a", "b"]
+    assert told.topics[0].ByteSize() < told_bytes <= 2 * told.topics[0].ByteSize()
+    assert told.left_out == {"topics": 1, "groups": 3, "partitions": 6}
+    monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 120)
+    told = await asked(observed, pb.ObserveRequest(detail=pb.PARTITIONS, topics=["c"]))
+    assert [row.name for row in told.topics] == [row.topic for row in told.groups] == ["c"]
+    assert [row.partition for row in told.partitions] == [0, 1]
+    assert not told.left_out
 
 
-def test_who_gives_up_does_not_end_the_gathering_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_who_gives_up_does_not_end_the_gathering_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else who asks again and again with no patience has it begun anew each time, and it never ends."""
     monkeypatch.setattr(observing_module, "SLICE", 1)
-
-    async def scenario() -> None:
-        looked: list[int] = []
-        observed = observing(tmp_path, *(part(number=number) for number in range(50)))
-        partitions = observed._shell.partitions
-        observed._shell.partitions = lambda: looked.append(1) or partitions()  # type: ignore[func-returns-value, method-assign]
-        impatient = [asyncio.create_task(asked(observed)) for _ in range(3)]
-        await asyncio.sleep(0)
-        for each in impatient:
-            each.cancel()
-        told = await asked(observed)
-        assert len(told.partitions) == 50
-        assert len(looked) == 1
-        impatient = [asyncio.create_task(asked(observed, pb.ObserveRequest(detail=pb.TOPICS))) for _ in range(3)]
-        await asyncio.sleep(0)
-        for each in impatient:
-            each.cancel()
-        first, second = await asyncio.gather(asked(observed), asked(observed))
-        assert first is second  # told once
-
-    asyncio.run(scenario())
+    looked: list[int] = []
+    observed = observing(tmp_path, *(part(number=number) for number in range(50)))
+    partitions = observed._shell.partitions
+    observed._shell.partitions = lambda: looked.append(1) or partitions()  # type: ignore[func-returns-value, method-assign]
+    impatient = [asyncio.create_task(asked(observed)) for _ in range(3)]
+    await asyncio.sleep(0)
+    for each in impatient:
+        each.cancel()
+    told = await asked(observed)
+    assert len(told.partitions) == 50
+    assert len(looked) == 1
+    impatient = [asyncio.create_task(asked(observed, pb.ObserveRequest(detail=pb.TOPICS))) for _ in range(3)]
+    await asyncio.sleep(0)
+    for each in impatient:
+        each.cancel()
+    first, second = await asyncio.gather(asked(observed), asked(observed))
+    assert first is second  # told once
 
 
 def test_a_leader_tells_for_how_long_it_has_not_heard_of_whom(tmp_path: Path) -> None:

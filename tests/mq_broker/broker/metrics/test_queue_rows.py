@@ -8,7 +8,8 @@ from pathlib import Path
 from mq_broker.broker.metrics.observation import QueueRow
 from mq_broker.broker.metrics.queue_rows import walk_queues
 from mq_broker.core.work.steps import Accept, Drop, Lease, Park, Reason, Reject, Return
-from tests.mq_broker.broker.queues.test_describing import LATER_US, World, run
+from tests.coroutines import real_time
+from tests.mq_broker.broker.queues.test_describing import LATER_US, World, led
 
 NOW_US = 1 << 51
 
@@ -35,8 +36,9 @@ async def busy(world: World) -> None:
     await world.write(Park(((30, 35),)))
 
 
-def test_every_record_that_is_not_settled_is_in_one_state_as_describing_has_it(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+@real_time
+async def test_every_record_that_is_not_settled_is_in_one_state_as_describing_has_it(tmp_path: Path) -> None:
+    async with led(tmp_path) as world:
         await busy(world)
         row = rows(world)["t", "g"]
         described = await world.told()
@@ -46,11 +48,10 @@ def test_every_record_that_is_not_settled_is_in_one_state_as_describing_has_it(t
         assert row.settled == {"accepted": 10, "dead": 0, "expired": 10}
         assert row.oldest_ready_us == described.oldest_ready_us > 0
 
-    run(tmp_path, scenario)
 
-
-def test_a_second_partition_is_added_and_one_that_is_not_declared_is_left_out(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+@real_time
+async def test_a_second_partition_is_added_and_one_that_is_not_declared_is_left_out(tmp_path: Path) -> None:
+    async with led(tmp_path) as world:
         await busy(world)
         once = rows(world)["t", "g"]
         found = {("t", "g"): rows(world)["t", "g"]}
@@ -60,11 +61,10 @@ def test_a_second_partition_is_added_and_one_that_is_not_declared_is_left_out(tm
         assert (twice.ready, twice.leased, twice.settled["accepted"]) == (2 * once.ready, 20, 20)
         assert rows(world, limit=None) == {}
 
-    run(tmp_path, scenario)
 
-
-def test_runs_beyond_the_bound_are_not_looked_at(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+@real_time
+async def test_runs_beyond_the_bound_are_not_looked_at(tmp_path: Path) -> None:
+    async with led(tmp_path) as world:
         await busy(world)
         looked: list[int] = []
 
@@ -74,5 +74,3 @@ def test_runs_beyond_the_bound_are_not_looked_at(tmp_path: Path) -> None:
 
         rows(world, room)
         assert len(looked) == 3
-
-    run(tmp_path, scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.call import Said
 from mq_protocol.error_messages import from_wire, to_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, OffsetOutOfRange, TritonMQError, Unreachable
+from tests.coroutines import real_time
 from tests.mq_broker.broker.proxy.said import said
 
 DEADLINE_S = 30.0
@@ -171,22 +173,20 @@ class Client:
         await self.task
 
 
-def scenario(play: Callable[[Leader, FanOut], Any], *, high: int = 1 << 30, **how: int) -> None:
-    async def main() -> None:
-        held = Held(high)
-        leader = Leader(**how)
-        fan_out = FanOut(leader, leader, held)  # type: ignore[arg-type]
-        async with asyncio.timeout(DEADLINE_S):
-            await play(leader, fan_out)
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:  # type: ignore[operator]
-                if task.get_name() != "tail":
-                    task.cancel()
-            await fan_out.close()
-            await settled(lambda: not leader.streams)
-        assert held.bytes == 0, "what was kept is free"
-        assert not fan_out._tails
-
-    asyncio.run(main())
+@asynccontextmanager
+async def fanning(*, high: int = 1 << 30, **how: int) -> AsyncIterator[tuple[Leader, FanOut]]:
+    held = Held(high)
+    leader = Leader(**how)
+    fan_out = FanOut(leader, leader, held)  # type: ignore[arg-type]
+    async with asyncio.timeout(DEADLINE_S):
+        yield leader, fan_out
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:  # type: ignore[operator]
+            if task.get_name() != "tail":
+                task.cancel()
+        await fan_out.close()
+        await settled(lambda: not leader.streams)
+    assert held.bytes == 0, "what was kept is free"
+    assert not fan_out._tails
 
 
 async def settled(condition: Callable[[], object]) -> None:
@@ -194,8 +194,9 @@ async def settled(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_hundred_subscribers_at_the_end_cost_the_leader_one() -> None:
-    async def play(leader: Leader, fan_out: FanOut) -> None:
+@real_time
+async def test_a_hundred_subscribers_at_the_end_cost_the_leader_one() -> None:
+    async with fanning() as (leader, fan_out):
         leader.append(5)
         clients = [Client(fan_out).open(latest=True) for _ in range(100)]
         for client in clients:
@@ -214,11 +215,10 @@ def test_a_hundred_subscribers_at_the_end_cost_the_leader_one() -> None:
             await client.has(*range(50, 260, 10))
         assert fan_out.held.bytes < 2_000, "what all have is forgotten when the next one comes"
 
-    scenario(play)
 
-
-def test_subscribers_of_the_same_offset_share_from_the_first_record_on() -> None:
-    async def play(leader: Leader, fan_out: FanOut) -> None:
+@real_time
+async def test_subscribers_of_the_same_offset_share_from_the_first_record_on() -> None:
+    async with fanning() as (leader, fan_out):
         leader.append(30)
         clients = [Client(fan_out).open(offset=100) for _ in range(50)]
         for client in clients:
@@ -226,11 +226,10 @@ def test_subscribers_of_the_same_offset_share_from_the_first_record_on() -> None
         assert leader.opened == 1
         assert leader.bytes_out == 20 * 1_000
 
-    scenario(play)
 
-
-def test_one_that_comes_later_catches_up_by_itself_and_then_shares() -> None:
-    async def play(leader: Leader, fan_out: FanOut) -> None:
+@real_time
+async def test_one_that_comes_later_catches_up_by_itself_and_then_shares() -> None:
+    async with fanning() as (leader, fan_out):
         leader.append(30)
         first = await Client(fan_out).open(latest=True).is_open()
         late = Client(fan_out).open(earliest=True)
@@ -242,15 +241,15 @@ def test_one_that_comes_later_catches_up_by_itself_and_then_shares() -> None:
         await late.has(*range(0, 330, 10))
         assert leader.bytes_out == before + 3_000
 
-    scenario(play)
-
 
 @pytest.mark.parametrize("how", ["it does not read", "it gives no credit"])
-def test_one_that_stalls_holds_up_nobody_and_goes_on_where_it_was(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_one_that_stalls_holds_up_nobody_and_goes_on_where_it_was(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tails, "KEPT_BYTES_MAX", 20_000)
     monkeypatch.setattr(tails, "CREDIT_BYTES", 10_000)
-
-    async def play(leader: Leader, fan_out: FanOut) -> None:
+    async with fanning() as (leader, fan_out):
         stalled = Client(fan_out).open(latest=True, credit=CREDIT if how == "it does not read" else 3_000)
         others = [Client(fan_out).open(latest=True) for _ in range(3)]
         for client in (stalled, *others):
@@ -272,11 +271,10 @@ def test_one_that_stalls_holds_up_nobody_and_goes_on_where_it_was(how: str, monk
             await client.has(*range(0, 2_000, 10))
         await settled(lambda: len(leader.streams) == 1)
 
-    scenario(play)
 
-
-def test_the_leaders_end_is_told_to_each_and_each_goes_on_at_the_next_from_its_own_offset() -> None:
-    async def play(leader: Leader, fan_out: FanOut) -> None:
+@real_time
+async def test_the_leaders_end_is_told_to_each_and_each_goes_on_at_the_next_from_its_own_offset() -> None:
+    async with fanning() as (leader, fan_out):
         clients = [await Client(fan_out).open(offset=0).is_open() for _ in range(10)]
         leader.append(3)
         for client in clients:
@@ -296,23 +294,20 @@ def test_the_leaders_end_is_told_to_each_and_each_goes_on_at_the_next_from_its_o
             await client.has(0, 10, 20, 30)
         assert leader.opened == 2
 
-    scenario(play)
 
-
-def test_a_leader_that_dies_is_told_as_one_that_cannot_be_reached() -> None:
-    async def play(leader: Leader, fan_out: FanOut) -> None:
+@real_time
+async def test_a_leader_that_dies_is_told_as_one_that_cannot_be_reached() -> None:
+    async with fanning() as (leader, fan_out):
         client = await Client(fan_out).open(offset=0).is_open()
         leader.fail(Unreachable("gone"))
         await client.until(lambda client: len(client.told) == 2)
         assert isinstance(from_wire(client.told[1].error), Unreachable)
 
-    scenario(play)
 
-
-def test_one_that_never_reads_takes_no_memory_above_the_mark_and_holds_up_no_other_user() -> None:
+@real_time
+async def test_one_that_never_reads_takes_no_memory_above_the_mark_and_holds_up_no_other_user() -> None:
     high, partitions, batches = 100_000, 50, 100
-
-    async def play(leader: Leader, fan_out: FanOut) -> None:
+    async with fanning(high=high) as (leader, fan_out):
         stalled = Client(fan_out)
         stalled.reading.clear()
         wanted = [pb.SubscribePartition(topic="t", partition=number, earliest=True) for number in range(partitions)]
@@ -328,11 +323,10 @@ def test_one_that_never_reads_takes_no_memory_above_the_mark_and_holds_up_no_oth
         await stalled.until(lambda client: len(client.offsets) == partitions * batches)
         assert sorted(stalled.offsets) == sorted([*range(0, 10 * batches, 10)] * partitions)
 
-    scenario(play, high=high)
 
-
-def test_lost_records_are_told_once_and_it_goes_on_behind_them() -> None:
-    async def play(leader: Leader, fan_out: FanOut) -> None:
+@real_time
+async def test_lost_records_are_told_once_and_it_goes_on_behind_them() -> None:
+    async with fanning() as (leader, fan_out):
         clients = [await Client(fan_out).open(offset=0).is_open() for _ in range(3)]
         leader.append(1)
         for client in clients:
@@ -347,21 +341,19 @@ def test_lost_records_are_told_once_and_it_goes_on_behind_them() -> None:
             await client.has(0, 50, 60)
             assert len(client.told) == 2
 
-    scenario(play)
 
-
-def test_users_do_not_share_and_each_is_asked_for_by_its_own_name() -> None:
-    async def play(leader: Leader, fan_out: FanOut) -> None:
+@real_time
+async def test_users_do_not_share_and_each_is_asked_for_by_its_own_name() -> None:
+    async with fanning() as (leader, fan_out):
         for user in ("one", "another"):
             await Client(fan_out, user).open(offset=0).is_open()
         assert sorted(leader.users) == ["User:another", "User:one"]
         assert len(leader.streams) == 2
 
-    scenario(play)
 
-
-def test_who_leaves_or_closes_a_partition_ends_what_nobody_else_shares() -> None:
-    async def play(leader: Leader, fan_out: FanOut) -> None:
+@real_time
+async def test_who_leaves_or_closes_a_partition_ends_what_nobody_else_shares() -> None:
+    async with fanning() as (leader, fan_out):
         staying, leaving = [await Client(fan_out).open(offset=0).is_open() for _ in range(2)]
         await leaving.leave()
         leader.append()
@@ -372,28 +364,23 @@ def test_who_leaves_or_closes_a_partition_ends_what_nobody_else_shares() -> None
         leader.append()
         await staying.has(0, 10)
 
-    scenario(play)
 
-
-def test_a_group_may_not_be_named_on_such_a_stream() -> None:
-    async def play(_leader: Leader, fan_out: FanOut) -> None:
+@real_time
+async def test_a_group_may_not_be_named_on_such_a_stream() -> None:
+    async with fanning() as (_leader, fan_out):
         client = await Client(fan_out).open(offset=0).is_open()
         client.say(open=pb.SubscribeOpen(group="g"))
         with pytest.raises(InvalidRequest, match="another stream"):
             await client.task
 
-    scenario(play)
 
-
-def test_a_partition_beyond_the_bound_is_refused_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_a_partition_beyond_the_bound_is_refused_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     from mq_broker.broker.proxy import fan_out as module
 
     monkeypatch.setattr(module, "TAILS_MAX", 1)
-
-    async def play(leader: Leader, fan_out: FanOut) -> None:
+    async with fanning() as (leader, fan_out):
         await Client(fan_out).open(latest=True).is_open()
         other = await Client(fan_out, "another").open(latest=True).is_open()
         assert other.told[0].error.code == pb.OVERLOADED
         assert len(leader.streams) == 1
-
-    scenario(play)

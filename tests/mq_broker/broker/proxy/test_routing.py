@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.call import Said
 from mq_protocol.errors import CoordinationUnavailable, NotLeader, TritonMQError, UnknownTopic, Unreachable
 from mq_protocol.methods import BROKER
+from tests.coroutines import real_time
 from tests.mq_broker.broker.proxy.said import said
 
 DEADLINE_S = 30.0
@@ -104,14 +106,12 @@ class Played:
         return await self.routing.ask(to, METHODS["Settle"], request, deadline)
 
 
-def played(scenario: Callable[[Played], Any], **how: int) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(DEADLINE_S * 2):
-            made = Played(**how)
-            await scenario(made)
-            assert made.holding.bytes == 0, "what was held is free"
-
-    asyncio.run(main())
+@asynccontextmanager
+async def playing(**how: int) -> AsyncIterator[Played]:
+    made = Played(**how)
+    async with asyncio.timeout(DEADLINE_S * 2):
+        yield made
+    assert made.holding.bytes == 0, "what was held is free"
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -151,17 +151,17 @@ def test_a_request_to_a_leader_names_its_partition(name: str) -> None:
         assert empty in (None, ("", 0)), "a request that names none is no fault"
 
 
-def test_a_call_goes_to_the_broker_that_is_named_while_that_can_be_reached() -> None:
-    async def scenario(made: Played) -> None:
+@real_time
+async def test_a_call_goes_to_the_broker_that_is_named_while_that_can_be_reached() -> None:
+    async with playing() as made:
         assert await made.settle(to=3)
         assert made.asked == [(3, "Settle")]
         assert made.looks == 0, "nobody is asked who leads"
 
-    played(scenario)
 
-
-def test_a_call_goes_to_the_leader_if_none_is_named_or_that_one_is_gone() -> None:
-    async def scenario(made: Played) -> None:
+@real_time
+async def test_a_call_goes_to_the_leader_if_none_is_named_or_that_one_is_gone() -> None:
+    async with playing() as made:
         made.leader, made.reached = 2, {1, 2}
         for to in (ANY, GONE, 3):
             await made.settle(to=to)
@@ -169,14 +169,12 @@ def test_a_call_goes_to_the_leader_if_none_is_named_or_that_one_is_gone() -> Non
         assert made.routing.to(0) == ANY  # type: ignore[arg-type]
         assert made.routing.to(-5) == GONE  # type: ignore[arg-type]
 
-    played(scenario)
-
 
 @pytest.mark.parametrize("leader", [1, None])
-def test_rules_are_read_once_a_call_about_them_is_answered(leader: int | None) -> None:
+@real_time
+async def test_rules_are_read_once_a_call_about_them_is_answered(leader: int | None) -> None:
     """Also where the coordination service is away for this proxy: what was asked for is done."""
-
-    async def scenario(made: Played) -> None:
+    async with playing() as made:
         made.leader = leader
         for name in ("Acls", "AlterAcls", "Revoke", "AlterTokens", "AlterQuotas", "DeleteTopic"):
             request = said(METHODS[name].request())
@@ -185,17 +183,16 @@ def test_rules_are_read_once_a_call_about_them_is_answered(leader: int | None) -
             assert await made.routing.ask(2, METHODS[name], request, deadline) == request
             assert made.asked == [(2, name)] + [(9, "rules")] * (name != "DeleteTopic")
 
-    played(scenario)
 
-
-def test_a_stream_of_a_member_that_names_a_broker_is_not_led_elsewhere_behind_the_members_back() -> None:
+@real_time
+async def test_a_stream_of_a_member_that_names_a_broker_is_not_led_elsewhere_behind_the_members_back() -> None:
     """The member opens another at the next leader. If this one came there after that, it would end the newer one."""
     opening = said(pb.WorkRequest(sessions=[pb.SessionRequest(session=1, open=pb.WorkOpen(topic="t"))]))
 
     async def requests() -> AsyncIterator[Said | RefusedBatch]:
         yield opening
 
-    async def scenario(made: Played) -> None:
+    async with playing() as made:
         made.leader, made.reached = 2, {1, 2}
         heard: list[Said] = []
 
@@ -209,11 +206,10 @@ def test_a_stream_of_a_member_that_names_a_broker_is_not_led_elsewhere_behind_th
         assert made.asked == [(3, "Work"), (2, "Work")]
         assert heard == [opening, opening]
 
-    played(scenario)
 
-
-def test_a_call_about_no_partition_goes_to_any_broker_but_not_if_it_names_one_that_is_gone() -> None:
-    async def scenario(made: Played) -> None:
+@real_time
+async def test_a_call_about_no_partition_goes_to_any_broker_but_not_if_it_names_one_that_is_gone() -> None:
+    async with playing() as made:
         made.reached = {2}
         later = asyncio.get_running_loop().time() + DEADLINE_S
         await made.routing.ask(ANY, METHODS["Metadata"], NOTHING, later)
@@ -225,24 +221,21 @@ def test_a_call_about_no_partition_goes_to_any_broker_but_not_if_it_names_one_th
         with pytest.raises(Unreachable, match="reaches no broker"):
             await made.routing.ask(ANY, METHODS["Metadata"], NOTHING, later)
 
-    played(scenario)
 
-
-def test_a_topic_or_partition_that_is_not_there_is_for_another_broker_to_refuse() -> None:
-    async def scenario(made: Played) -> None:
+@real_time
+async def test_a_topic_or_partition_that_is_not_there_is_for_another_broker_to_refuse() -> None:
+    async with playing() as made:
         await made.settle(partition=7)
         await made.settle(partition=-1)
         await made.settle(topic="other")
         assert len(made.asked) == 3
 
-    played(scenario)
-
 
 @pytest.mark.parametrize("leader", [0, None, 3])
-def test_a_request_is_held_until_there_is_a_leader(leader: int | None) -> None:
+@real_time
+async def test_a_request_is_held_until_there_is_a_leader(leader: int | None) -> None:
     """There is none, nobody can say, or it is dead and its session not yet over."""
-
-    async def scenario(made: Played) -> None:
+    async with playing() as made:
         made.leader, made.reached = leader, {1, 2}
         held = [asyncio.create_task(made.settle(to=3)) for _ in range(20)]
         await until(lambda: made.holding.bytes >= 20 * REQUEST_BYTES)
@@ -254,11 +247,10 @@ def test_a_request_is_held_until_there_is_a_leader(leader: int | None) -> None:
         await asyncio.gather(*held)
         assert made.asked == [(2, "Settle")] * 20
 
-    played(scenario)
 
-
-def test_a_request_that_a_former_leader_has_refused_is_held_and_asked_of_the_next() -> None:
-    async def scenario(made: Played) -> None:
+@real_time
+async def test_a_request_that_a_former_leader_has_refused_is_held_and_asked_of_the_next() -> None:
+    async with playing() as made:
         made.leader = 2
         made.refusals = [NotLeader("no more"), NotLeader("not yet")]
         await made.settle(to=1)
@@ -267,11 +259,10 @@ def test_a_request_that_a_former_leader_has_refused_is_held_and_asked_of_the_nex
         with pytest.raises(Unreachable, match="heard"):
             await made.settle(to=1)
 
-    played(scenario)
 
-
-def test_a_request_for_answers_is_held_until_there_is_a_leader() -> None:
-    async def scenario(made: Played) -> None:
+@real_time
+async def test_a_request_for_answers_is_held_until_there_is_a_leader() -> None:
+    async with playing() as made:
         made.leader = 0
         request = said(pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic="t", partition=1)]))
         held = asyncio.create_task(made.routing.answers(GONE, METHODS["WatchOffsets"], request, None, _drop))
@@ -280,11 +271,10 @@ def test_a_request_for_answers_is_held_until_there_is_a_leader() -> None:
         await held
         assert made.asked == [(3, "WatchOffsets")]
 
-    played(scenario)
 
-
-def test_answers_that_have_begun_are_not_asked_for_again() -> None:
-    async def scenario(made: Played) -> None:
+@real_time
+async def test_answers_that_have_begun_are_not_asked_for_again() -> None:
+    async with playing() as made:
         made.refusals = [NotLeader("no more")]
         sent = []
 
@@ -296,11 +286,10 @@ def test_answers_that_have_begun_are_not_asked_for_again() -> None:
             await made.routing.answers(1, METHODS["Fetch"], request, DEADLINE_S, send)
         assert sent == [request]
 
-    played(scenario)
 
-
-def test_beyond_the_time_of_the_request_it_is_refused() -> None:
-    async def scenario(made: Played) -> None:
+@real_time
+async def test_beyond_the_time_of_the_request_it_is_refused() -> None:
+    async with playing() as made:
         made.leader = 0
         with pytest.raises(NotLeader, match="t-0 has no leader"):
             await made.settle(left_s=5 * LOOK_AGAIN_S)
@@ -309,11 +298,10 @@ def test_beyond_the_time_of_the_request_it_is_refused() -> None:
         with pytest.raises(NotLeader, match="its own words"):
             await made.settle(left_s=5 * LOOK_AGAIN_S)
 
-    played(scenario)
 
-
-def test_beyond_the_bound_nothing_more_is_held() -> None:
-    async def scenario(made: Played) -> None:
+@real_time
+async def test_beyond_the_bound_nothing_more_is_held() -> None:
+    async with playing(hold_max=2 * REQUEST_BYTES) as made:
         made.leader = 0
         held = asyncio.create_task(made.settle())
         await until(lambda: made.holding.bytes > 0)
@@ -321,8 +309,6 @@ def test_beyond_the_bound_nothing_more_is_held() -> None:
             await made.settle()
         made.leader = 1
         await held
-
-    played(scenario, hold_max=2 * REQUEST_BYTES)
 
 
 class Saying:
@@ -342,8 +328,9 @@ def _batch(partition: int, timeout_ms: int = 30_000) -> Said:
     return said(pb.ProduceHeader(topic="t", partition=partition, timeout_ms=timeout_ms), b"payload")
 
 
-def test_a_stream_is_held_with_its_first_batch_and_its_order_stays() -> None:
-    async def scenario(made: Played) -> None:
+@real_time
+async def test_a_stream_is_held_with_its_first_batch_and_its_order_stays() -> None:
+    async with playing() as made:
         made.leader, made.reached = 0, {1, 2}
         saying, heard = Saying(*(_batch(number) for number in range(5))), list[Said]()
 
@@ -358,25 +345,23 @@ def test_a_stream_is_held_with_its_first_batch_and_its_order_stays() -> None:
         assert made.asked == [(2, "Produce")]
         assert heard == [_batch(number) for number in range(5)]
 
-    played(scenario)
 
-
-def test_a_batch_is_held_as_long_as_it_says_itself() -> None:
-    async def scenario(made: Played) -> None:
+@real_time
+async def test_a_batch_is_held_as_long_as_it_says_itself() -> None:
+    async with playing() as made:
         made.leader = 0
         saying = Saying(_batch(0, timeout_ms=500))
         with pytest.raises(NotLeader):
             await made.routing.converse(ANY, METHODS["Produce"], saying.__aiter__(), None, _drop)
-
-    played(scenario)
 
 
 async def _drop(_answer: Said) -> None:
     pass
 
 
-def test_a_member_of_a_group_has_a_stream_of_its_own() -> None:
-    async def scenario(made: Played) -> None:
+@real_time
+async def test_a_member_of_a_group_has_a_stream_of_its_own() -> None:
+    async with playing() as made:
         wanted = [pb.SubscribePartition(topic="t", partition=0)]
         credit = said(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=1)))
         for named in ({"group": "g"}, {"broadcast": "b"}):
@@ -390,5 +375,3 @@ def test_a_member_of_a_group_has_a_stream_of_its_own() -> None:
             await made.routing.converse(2, METHODS["Subscribe"], Saying(*requests).__aiter__(), None, send)
             assert heard == requests
         assert made.asked == [(2, "Subscribe")] * 2
-
-    played(scenario)

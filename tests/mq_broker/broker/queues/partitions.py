@@ -4,9 +4,8 @@ is written is committed when the test says so."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -278,17 +277,3 @@ async def rounds() -> None:
 def offsets(asking: Asking) -> list[tuple[int, int]]:
     """What the member was lent."""
     return [(run.first, run.end) for run in asking.answered.result().runs]
-
-
-def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """Runs a test on a loop, for twenty seconds at most."""
-
-    @wraps(test)
-    def run() -> None:
-        async def within() -> None:
-            async with asyncio.timeout(20):
-                await test()
-
-        asyncio.run(within())
-
-    return run

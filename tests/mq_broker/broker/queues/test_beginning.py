@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from mq_protocol.errors import (
     UnknownQueue,
     WrongGroupKind,
 )
+from tests.coroutines import real_time
 from tests.mq_broker.broker.host.test_shell import HERE, ID, leading, shell, until
 
 
@@ -65,19 +67,18 @@ class World:
         return {group: state.life for group, state in self.partition.replica.machine.work.items()}
 
 
-def run(tmp_path: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            world = World(broker, await leading(broker))
-            beginning = Periodic("beginning", math.inf, world.beginning.look, hint=world.beginning.hint)
-            broker.spawn(beginning.run(), beginning.name)
-            await scenario(world)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def led(tmp_path: Path) -> AsyncIterator[World]:
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        world = World(broker, await leading(broker))
+        beginning = Periodic("beginning", math.inf, world.beginning.look, hint=world.beginning.hint)
+        broker.spawn(beginning.run(), beginning.name)
+        yield world
 
 
-def test_a_group_is_told_which_offsets_a_recovery_left_out(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+@real_time
+async def test_a_group_is_told_which_offsets_a_recovery_left_out(tmp_path: Path) -> None:
+    async with led(tmp_path) as world:
         machine, index = world.partition.replica.machine, world.partition.index
         index.append(Published(0, 10, 1, 5, 100, 100))
         index.skip(10, 1 << 40)
@@ -86,11 +87,10 @@ def test_a_group_is_told_which_offsets_a_recovery_left_out(tmp_path: Path) -> No
         await until(lambda: world.lives() == {"g": 3})
         assert list(machine.work["g"].settled.missing(0, 1 << 40)) == [(0, 10)], "the others are nobody's"
 
-    run(tmp_path, scenario)
 
-
-def test_groups_begin_and_end_and_one_that_is_declared_anew_knows_nothing_of_the_former(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+@real_time
+async def test_groups_begin_and_end_and_one_that_is_declared_anew_knows_nothing_of_the_former(tmp_path: Path) -> None:
+    async with led(tmp_path) as world:
         world.store(g=QueueSpec(3), h=QueueSpec(4))
         await until(lambda: world.lives() == {"g": 3, "h": 4})
         world.store(h=QueueSpec(4), g=QueueSpec(5))
@@ -98,11 +98,10 @@ def test_groups_begin_and_end_and_one_that_is_declared_anew_knows_nothing_of_the
         world.store(h=QueueSpec(4))
         await until(lambda: world.lives() == {"h": 4})
 
-    run(tmp_path, scenario)
 
-
-def test_a_group_that_has_begun_writes_nothing_more(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+@real_time
+async def test_a_group_that_has_begun_writes_nothing_more(tmp_path: Path) -> None:
+    async with led(tmp_path) as world:
         world.store(g=QueueSpec(3))
         await until(lambda: world.lives() == {"g": 3})
         last = world.partition.replica.last_index
@@ -113,13 +112,13 @@ def test_a_group_that_has_begun_writes_nothing_more(tmp_path: Path) -> None:
         await until(lambda: world.lives() == {"g": 3, "h": 4})
         assert world.partition.replica.last_index == last + 1, "the beginning of the other one"
 
-    run(tmp_path, scenario)
 
-
-def test_a_life_that_this_broker_has_not_read_of_is_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_a_life_that_this_broker_has_not_read_of_is_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(beginning, "AGAIN_S", 0.01)
-
-    async def scenario(world: World) -> None:
+    async with led(tmp_path) as world:
         world.store(read=False, g=QueueSpec(3))
         deadline = asyncio.get_running_loop().time() + 10
         begun = Work("g", 3, (Begin(0, world.partition.replica.identity.recovery),))
@@ -136,11 +135,10 @@ def test_a_life_that_this_broker_has_not_read_of_is_not_ended(tmp_path: Path, mo
         world.beginning.topics_changed()
         await until(lambda: world.lives() == {})
 
-    run(tmp_path, scenario)
 
-
-def test_who_asks_for_a_group_is_told_its_settings_or_what_to_do(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+@real_time
+async def test_who_asks_for_a_group_is_told_its_settings_or_what_to_do(tmp_path: Path) -> None:
+    async with led(tmp_path) as world:
         later = QueueSpec(4, settings={"newer": "1"})
         world.store(orders=QueueSpec(3, settings={"lease_ms": "5s"}), later=later)
         queue = world.declared.get(world.partition, "orders")
@@ -155,5 +153,3 @@ def test_who_asks_for_a_group_is_told_its_settings_or_what_to_do(tmp_path: Path)
             world.declared.get(world.partition, "orders")
         world.store()
         assert world.declared.of(world.partition) == {}
-
-    run(tmp_path, scenario)

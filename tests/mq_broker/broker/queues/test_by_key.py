@@ -184,6 +184,7 @@ def test_a_member_is_lent_what_a_look_at_every_record_says(seed: int, monkeypatc
     monkeypatch.setattr(ordering, "READ_AT_ONCE", 7)
     if seed % 3:
         monkeypatch.setattr(ordering, "_WALKED_AT_ONCE", 3)
+        monkeypatch.setattr(ordering, "_BLOCK_RECORDS", 4)
     if seed % 2:
         for module in (ordering, lending):
             monkeypatch.setattr(module, "CAME_BACK_MAX", 4)

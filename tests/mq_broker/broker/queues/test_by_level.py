@@ -16,7 +16,8 @@ from mq_broker.core.work.state import NO_MARK, RUNS_MAX, WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Reason, Return, Step
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.queue_settings import Priority
-from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds, scenario
+from tests.coroutines import real_time
+from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds
 
 
 def no_bytes(_: int, end: int, __: int) -> tuple[int, int]:
@@ -76,14 +77,6 @@ def test_the_highest_level_goes_first_and_within_it_the_lowest_offset() -> None:
     assert [log.lend(3) for _ in range(6)] == [[2, 3, 6], [7], [8], [0, 1], [4, 5], []]
 
 
-def test_to_look_whether_something_is_ready_takes_nothing() -> None:
-    log = Log((3, 4), (3, 9))
-    for expected in ([(3, 6)], [(0, 3)]):
-        assert log.ready.is_ready(Wish(1), 0, 6)
-        assert log.choose(9) == expected
-    assert not log.ready.is_ready(Wish(1), 0, 6)
-
-
 def test_at_the_bound_of_runs_what_was_never_lent_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log((10, 4), (10, 9))
     log.lend(2)
@@ -111,17 +104,6 @@ def test_a_long_rush_of_high_records_is_not_paid_back_for_as_long(monkeypatch: p
     assert [log.lend(15), log.lend(5)] == [list(range(1_000, 1_010)), list(range(1_100, 1_105))]
 
 
-def test_what_comes_back_keeps_its_level_after_many_runs_were_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq_broker.broker.queues.by_level._PRUNE_ABOVE", 4)
-    log = Log((1, 4), *[(1, level) for level in (0, 1) * 20], (2, 3), (2, 9))
-    while log.lend(100):
-        pass
-    log.apply(Accept(((0, 41),)))
-    log.scan()
-    log.apply(Return(((41, 45),)))
-    assert [log.lend(9), log.lend(9)] == [[43, 44], [41, 42]]
-
-
 def test_offsets_that_a_recovery_lost_at_the_end_keep_nobody_waiting() -> None:
     log = Log((2, 4), (2, 9))
     log.index.skip(4, 8)
@@ -136,6 +118,7 @@ def test_offsets_that_a_recovery_lost_at_the_end_keep_nobody_waiting() -> None:
 def test_it_says_the_same_as_the_state_on_a_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random_ = random.Random(seed)
     monkeypatch.setattr(by_level, "READ_AT_ONCE", random_.choice([1, 3, 10_000]))
+    monkeypatch.setattr(by_level, "_PRUNE_ABOVE", random_.choice([4, 1_000]))
     log = Log((1, 5))
     state = log.state
     for now_us in range(1, 150):
@@ -176,7 +159,7 @@ def step_of(step: Step, ranges: tuple[tuple[int, int], ...]) -> Return:
 # ---------------------------------------------------------------- in a group
 
 
-@scenario
+@real_time
 async def test_the_first_batch_with_a_priority_counts_at_once() -> None:
     group = Group(5)
     lease = (await group.ask("a", 1).answered).lease
@@ -200,7 +183,7 @@ async def test_the_first_batch_with_a_priority_counts_at_once() -> None:
     assert group.state.base == 6
 
 
-@scenario
+@real_time
 async def test_a_group_that_ignores_priorities_lends_by_offset() -> None:
     group = Group(3, priority=Priority.IGNORE)
     group.led.append(2, 9)

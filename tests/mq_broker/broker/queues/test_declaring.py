@@ -22,8 +22,8 @@ from mq_protocol.errors import (
     UnknownTopic,
     WrongGroupKind,
 )
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
-from tests.virtual.world import in_virtual_time
 
 TOPIC = TopicSpec("t", "0" * 32, ((1,),))
 USUAL = {"dead_letter": "t.dead"}
@@ -76,26 +76,24 @@ async def told(broker: Broker, topic: str = "") -> dict[str, dict[str, str]]:
     return {f"{queue.topic} {queue.group} {queue.life}": dict(queue.settings) for queue in answer.queues}
 
 
-def test_a_group_is_declared_once_changed_told_and_deleted(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", partitions=2)
-            first = await alter(broker, settings={"lease_ms": "5s"})
-            assert (first.made, first.queue.life) == (True, 1)
-            assert first.queue.settings == {"lease_ms": "5s", "dead_letter": "t.dead"}
-            assert not (await alter(broker)).made
-            await alter(broker, group="h")
-            await alter(broker, pb.QUEUE_ALTER, settings={"lease_ms": "", "paused": "true"})
-            assert await told(broker) == {"t g 1": {"paused": "true", **USUAL}, "t h 2": USUAL}
-            deleted = await alter(broker, pb.QUEUE_DELETE)
-            assert (deleted.queue.life, await told(broker, "t")) == (1, {"t h 2": USUAL})
-            with pytest.raises(UnknownQueue):
-                await alter(broker, pb.QUEUE_DELETE)
-            assert (await alter(broker)).queue.life == 3
-        async with standalone(tmp_path) as broker:
-            assert await told(broker) == {"t g 3": USUAL, "t h 2": USUAL}
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_group_is_declared_once_changed_told_and_deleted(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t", partitions=2)
+        first = await alter(broker, settings={"lease_ms": "5s"})
+        assert (first.made, first.queue.life) == (True, 1)
+        assert first.queue.settings == {"lease_ms": "5s", "dead_letter": "t.dead"}
+        assert not (await alter(broker)).made
+        await alter(broker, group="h")
+        await alter(broker, pb.QUEUE_ALTER, settings={"lease_ms": "", "paused": "true"})
+        assert await told(broker) == {"t g 1": {"paused": "true", **USUAL}, "t h 2": USUAL}
+        deleted = await alter(broker, pb.QUEUE_DELETE)
+        assert (deleted.queue.life, await told(broker, "t")) == (1, {"t h 2": USUAL})
+        with pytest.raises(UnknownQueue):
+            await alter(broker, pb.QUEUE_DELETE)
+        assert (await alter(broker)).queue.life == 3
+    async with standalone(tmp_path) as broker:
+        assert await told(broker) == {"t g 3": USUAL, "t h 2": USUAL}
 
 
 @pytest.mark.parametrize(
@@ -114,114 +112,101 @@ def test_a_group_is_declared_once_changed_told_and_deleted(tmp_path: Path) -> No
         ({"change": pb.QUEUE_DELETE}, UnknownQueue),
     ],
 )
-def test_what_cannot_be_declared_changes_nothing(
+@virtual_time
+async def test_what_cannot_be_declared_changes_nothing(
     tmp_path: Path, fields: dict[str, Any], error: type[TritonMQError]
 ) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            with pytest.raises(error):
-                await alter(broker, **fields)
-            assert await told(broker) == {}
-
-    in_virtual_time(scenario())
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        with pytest.raises(error):
+            await alter(broker, **fields)
+        assert await told(broker) == {}
 
 
-def test_a_queue_group_is_not_read_as_a_stream(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
+@virtual_time
+async def test_a_queue_group_is_not_read_as_a_stream(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        await alter(broker)
+        async with broker.subscribing() as stream:
+            await stream.open("t", group="g", member="m", earliest=True)
+            (opened,) = await stream.read_opened()
+            assert isinstance(from_wire(opened.error), WrongGroupKind)
+        position = pb.CursorPosition(topic="t", offset=0)
+        moved = pb.MoveCursorsRequest(group="g", kind="spark", positions=[position])
+        (refused,) = (await broker.ask("MoveCursors", moved)).partitions
+        assert isinstance(from_wire(refused.error), WrongGroupKind)
+
+
+@virtual_time
+async def test_a_group_that_reads_as_a_stream_is_not_declared(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        position = pb.CursorPosition(topic="t", offset=0)
+        await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="g", kind="spark", positions=[position]))
+        with pytest.raises(WrongGroupKind, match="as a stream"):
             await alter(broker)
-            async with broker.subscribing() as stream:
-                await stream.open("t", group="g", member="m", earliest=True)
-                (opened,) = await stream.read_opened()
-                assert isinstance(from_wire(opened.error), WrongGroupKind)
-            position = pb.CursorPosition(topic="t", offset=0)
-            moved = pb.MoveCursorsRequest(group="g", kind="spark", positions=[position])
-            (refused,) = (await broker.ask("MoveCursors", moved)).partitions
-            assert isinstance(from_wire(refused.error), WrongGroupKind)
-
-    in_virtual_time(scenario())
+        assert await told(broker) == {}
 
 
-def test_a_group_that_reads_as_a_stream_is_not_declared(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            position = pb.CursorPosition(topic="t", offset=0)
-            await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="g", kind="spark", positions=[position]))
-            with pytest.raises(WrongGroupKind, match="as a stream"):
-                await alter(broker)
-            assert await told(broker) == {}
+@virtual_time
+async def test_a_queue_begins_where_it_is_asked_to(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        await broker.produce("t", 1, 2, 3)
+        await alter(broker, group="earliest")
+        await alter(broker, group="latest", latest=True)
+        await alter(broker, group="long ago", timestamp_us=17)
 
-    in_virtual_time(scenario())
+        async def bases() -> dict[str, int] | None:
+            found = {}
+            for group in ("earliest", "latest", "long ago"):
+                asked = pb.DescribeQueueRequest(topic="t", group=group, partitions=[0])
+                (partition,) = (await broker.ask("DescribeQueue", asked)).partitions
+                if partition.life:
+                    found[group] = partition.base
+            return found if len(found) == 3 else None
 
-
-def test_a_queue_begins_where_it_is_asked_to(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.produce("t", 1, 2, 3)
-            await alter(broker, group="earliest")
-            await alter(broker, group="latest", latest=True)
-            await alter(broker, group="long ago", timestamp_us=17)
-
-            async def bases() -> dict[str, int] | None:
-                found = {}
-                for group in ("earliest", "latest", "long ago"):
-                    asked = pb.DescribeQueueRequest(topic="t", group=group, partitions=[0])
-                    (partition,) = (await broker.ask("DescribeQueue", asked)).partitions
-                    if partition.life:
-                        found[group] = partition.base
-                return found if len(found) == 3 else None
-
-            assert await until(bases) == {"earliest": 0, "latest": 3, "long ago": 0}
-
-    in_virtual_time(scenario())
+        assert await until(bases) == {"earliest": 0, "latest": 3, "long ago": 0}
 
 
-def test_groups_are_told_a_page_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@virtual_time
+async def test_groups_are_told_a_page_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(declaring, "ANSWER_BYTES_MAX", 1)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            for topic in ("a", "b"):
-                await broker.create_topic(topic)
-                for group in ("g", "h"):
-                    await alter(broker, topic=topic, group=group)
-            pages, place = [], ("", "")
-            while True:
-                request = pb.QueuesRequest(after_topic=place[0], after_group=place[1])
-                answer = await broker.ask("Queues", request)
-                assert len(answer.queues) == 1
-                place = answer.queues[0].topic, answer.queues[0].group
-                pages.append(place)
-                if not answer.more:
-                    break
-            assert pages == [("a", "g"), ("a", "h"), ("b", "g"), ("b", "h")]
-
-    in_virtual_time(scenario())
+    async with standalone(tmp_path) as broker:
+        for topic in ("a", "b"):
+            await broker.create_topic(topic)
+            for group in ("g", "h"):
+                await alter(broker, topic=topic, group=group)
+        pages, place = [], ("", "")
+        while True:
+            request = pb.QueuesRequest(after_topic=place[0], after_group=place[1])
+            answer = await broker.ask("Queues", request)
+            assert len(answer.queues) == 1
+            place = answer.queues[0].topic, answer.queues[0].group
+            pages.append(place)
+            if not answer.more:
+                break
+        assert pages == [("a", "g"), ("a", "h"), ("b", "g"), ("b", "h")]
 
 
-def test_a_partition_that_is_added_is_worked_off_from_its_first_record_and_a_topic_made_again_has_no_groups(
+@virtual_time
+async def test_a_partition_that_is_added_is_worked_off_from_its_first_record_and_a_topic_made_again_has_no_groups(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.produce("t", 1, 2, 3)
-            await alter(broker, latest=True)
-            await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=2))
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        await broker.produce("t", 1, 2, 3)
+        await alter(broker, latest=True)
+        await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=2))
 
-            async def begun() -> list[int] | None:
-                asked = pb.DescribeQueueRequest(topic="t", group="g", partitions=[0, 1])
-                told = (await broker.ask("DescribeQueue", asked)).partitions
-                return [each.base for each in told] if all(each.life for each in told) else None
+        async def begun() -> list[int] | None:
+            asked = pb.DescribeQueueRequest(topic="t", group="g", partitions=[0, 1])
+            told = (await broker.ask("DescribeQueue", asked)).partitions
+            return [each.base for each in told] if all(each.life for each in told) else None
 
-            assert await until(begun) == [3, 0]
-            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
-            await broker.create_topic("t")
-            assert await told(broker) == {}
-            assert (await alter(broker)).queue.life == 1
-
-    in_virtual_time(scenario())
+        assert await until(begun) == [3, 0]
+        await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
+        await broker.create_topic("t")
+        assert await told(broker) == {}
+        assert (await alter(broker)).queue.life == 1

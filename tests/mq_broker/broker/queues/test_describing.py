@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Reject, Return, Step
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, UnknownQueue, WrongGroupKind
+from tests.coroutines import real_time
 from tests.mq_broker.broker.host.test_shell import HERE, ID, leading, shell
 
 TOPIC = Topic.of(replace(HERE.spec, queues={"g": QueueSpec(3, settings={"delivery_limit": "2"})}, queue_lives=3))
@@ -72,16 +74,14 @@ class World:
         return [(run.first, run.end, run.state) for run in (await self.told(**fields)).runs]
 
 
-def run(tmp_path: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            world = World(broker, await leading(broker))
-            broker.follow_topics({ID: TOPIC})
-            _append(world.partition, 100)
-            await world.write(Begin(0))
-            await scenario(world)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def led(tmp_path: Path) -> AsyncIterator[World]:
+    async with shell(tmp_path, isr=((1, ""),)) as broker:
+        world = World(broker, await leading(broker))
+        broker.follow_topics({ID: TOPIC})
+        _append(world.partition, 100)
+        await world.write(Begin(0))
+        yield world
 
 
 def _append(partition: Partition, records: int) -> None:
@@ -110,8 +110,9 @@ async def one_of_each(world: World) -> None:
     await world.write(Return(((30, 31),), True))
 
 
-def test_runs_are_listed_by_state_and_a_page_goes_on_after_the_one_before(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+@real_time
+async def test_runs_are_listed_by_state_and_a_page_goes_on_after_the_one_before(tmp_path: Path) -> None:
+    async with led(tmp_path) as world:
         await one_of_each(world)
         assert await world.runs(state=pb.RECORD_PARKED, runs_max=5) == [(32, 35, pb.RECORD_PARKED)]
         assert await world.runs(state=pb.RECORD_READY, runs_max=5) == [
@@ -134,11 +135,10 @@ def test_runs_are_listed_by_state_and_a_page_goes_on_after_the_one_before(tmp_pa
         (parked,) = (await world.told(state=pb.RECORD_PARKED, runs_max=9)).runs
         assert (parked.error, parked.failures) == ("boom", 1)
 
-    run(tmp_path, scenario)
 
-
-def test_who_cannot_be_told_is_told_why(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+@real_time
+async def test_who_cannot_be_told_is_told_why(tmp_path: Path) -> None:
+    async with led(tmp_path) as world:
         with pytest.raises(UnknownQueue):
             await world.told("other")
         world.partition.replica.machine.cursors["reader"] = object()  # type: ignore[assignment]
@@ -152,11 +152,10 @@ def test_who_cannot_be_told_is_told_why(tmp_path: Path) -> None:
         world.partition.replica.machine.work["g"] = WorkState(2, 0)
         assert (await world.told()).life == 0, "the declared life has not begun"
 
-    run(tmp_path, scenario)
 
-
-def test_what_nobody_has_is_purged_and_what_is_leased_stays(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+@real_time
+async def test_what_nobody_has_is_purged_and_what_is_leased_stays(tmp_path: Path) -> None:
+    async with led(tmp_path) as world:
         await one_of_each(world)
         assert await world.swept(redrive=False) == 75
         told = await world.told()
@@ -165,11 +164,10 @@ def test_what_nobody_has_is_purged_and_what_is_leased_stays(tmp_path: Path) -> N
         assert await world.swept(redrive=False) == 0
         assert world.partition.replica.last_index == last, "nothing is written for nothing"
 
-    run(tmp_path, scenario)
 
-
-def test_what_is_parked_is_ready_again_as_if_it_had_never_failed(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+@real_time
+async def test_what_is_parked_is_ready_again_as_if_it_had_never_failed(tmp_path: Path) -> None:
+    async with led(tmp_path) as world:
         await world.write(Lease(((30, 40),), "a"), Return(((32, 35),), True, 0, "boom"))
         await world.write(Park(((32, 35), (50, 51), (60, 61))))
         assert await world.swept(redrive=True) == 5
@@ -178,11 +176,10 @@ def test_what_is_parked_is_ready_again_as_if_it_had_never_failed(tmp_path: Path)
         assert [run.failures for run in told.runs if run.first == 32] == [0]
         assert await world.swept(redrive=True) == 0
 
-    run(tmp_path, scenario)
 
-
-def test_a_sweep_goes_into_an_entry_behind_the_one_that_is_on_its_way(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+@real_time
+async def test_a_sweep_goes_into_an_entry_behind_the_one_that_is_on_its_way(tmp_path: Path) -> None:
+    async with led(tmp_path) as world:
         await one_of_each(world)
         first, swept = await asyncio.gather(
             world.working.add_steps(world.partition, "g", 3, (Drop(((90, 91),), Reason.PURGED),)),
@@ -190,5 +187,3 @@ def test_a_sweep_goes_into_an_entry_behind_the_one_that_is_on_its_way(tmp_path: 
         )
         assert (first, swept) == (None, 75)
         assert (await world.told()).dropped["purged"] == 75
-
-    run(tmp_path, scenario)

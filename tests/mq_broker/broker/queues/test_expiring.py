@@ -15,7 +15,8 @@ from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import Drop, Park, Reason
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.queue_settings import DeadLetter, Expired, Order
-from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds, scenario
+from tests.coroutines import real_time
+from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds
 
 TTL_MS = 10_000
 
@@ -43,24 +44,21 @@ def offsets_of(asking: Any) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("order", Order)
-def test_a_batch_that_is_committed_long_after_its_time_is_not_lent_if_it_is_too_old_by_then(order: Order) -> None:
-    @scenario
-    async def run() -> None:
-        group = group_of(TTL_MS, order=order)
-        group.key_of = lambda _: 0
-        asking = await lent(group, "a", 100)
-        assert (offsets_of(asking), group.state.base) == ([], 5), "everything that was there has expired"
-        group.pass_ms(200)
-        group.led.append(3, at_us=group.us - TTL_MS * 1_000)
-        group.led.append(2, at_us=group.us - TTL_MS * 1_000 + 1_000)
-        group.gathering.wake()
-        await rounds()
-        assert (offsets_of(asking), dropped(group)) == ([(8, 10)], 8)
-
-    run()
+@real_time
+async def test_a_batch_that_is_committed_long_after_its_time_is_not_lent_if_it_is_too_old_by_then(order: Order) -> None:
+    group = group_of(TTL_MS, order=order)
+    group.key_of = lambda _: 0
+    asking = await lent(group, "a", 100)
+    assert (offsets_of(asking), group.state.base) == ([], 5), "everything that was there has expired"
+    group.pass_ms(200)
+    group.led.append(3, at_us=group.us - TTL_MS * 1_000)
+    group.led.append(2, at_us=group.us - TTL_MS * 1_000 + 1_000)
+    group.gathering.wake()
+    await rounds()
+    assert (offsets_of(asking), dropped(group)) == ([(8, 10)], 8)
 
 
-@scenario
+@real_time
 async def test_a_ttl_that_changes_holds_at_once_for_what_is_there() -> None:
     group = group_of(8_000, 2_000)
     group.declare(ttl_ms=9_000)
@@ -84,21 +82,18 @@ async def test_a_ttl_that_changes_holds_at_once_for_what_is_there() -> None:
         (DeadLetter.PARK, Expired.DEAD, Park),
     ],
 )
-def test_what_becomes_of_them_the_group_says(dead_letter: Any, expired: Expired, step: type) -> None:
-    @scenario
-    async def run() -> None:
-        group = group_of(20_000, 0, dead_letter=dead_letter, expired=expired)
-        group.gathering.wake()
-        await rounds()
-        [work] = group.led.proposed
-        assert [(type(each), each.ranges) for each in work.steps] == [(step, ((0, 5),))]
-        assert dropped(group) == (5 if step is Drop else 0)
-        assert offsets_of(await lent(group, "a", 100)) == [(5, 10)]
-
-    run()
+@real_time
+async def test_what_becomes_of_them_the_group_says(dead_letter: Any, expired: Expired, step: type) -> None:
+    group = group_of(20_000, 0, dead_letter=dead_letter, expired=expired)
+    group.gathering.wake()
+    await rounds()
+    [work] = group.led.proposed
+    assert [(type(each), each.ranges) for each in work.steps] == [(step, ((0, 5),))]
+    assert dropped(group) == (5 if step is Drop else 0)
+    assert offsets_of(await lent(group, "a", 100)) == [(5, 10)]
 
 
-@scenario
+@real_time
 async def test_those_that_become_letters_are_handed_out_once_and_again_when_they_are_given_back() -> None:
     group = group_of(20_000, 0, dead_letter="t.dead", expired=Expired.DEAD)
     group.gathering.wake()
@@ -114,7 +109,7 @@ async def test_those_that_become_letters_are_handed_out_once_and_again_when_they
     assert [run[:2] for run in group.gathering.take_doomed(9, Reason.EXPIRED)] == [(1, 3)]
 
 
-@scenario
+@real_time
 async def test_in_an_order_nothing_is_lent_while_letters_of_what_is_too_old_are_made() -> None:
     group = group_of(20_000, 0, dead_letter="t.dead", expired=Expired.DEAD, order=Order.ALL)
     group.gathering.wake()
@@ -132,20 +127,19 @@ async def test_in_an_order_nothing_is_lent_while_letters_of_what_is_too_old_are_
     assert (len(taken), offsets_of(asking)) == (1, [(5, 10)])
 
 
-@scenario
-async def test_one_entry_drops_so_many_ranges_and_the_next_one_the_others() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dropping, "DROPPED_AT_ONCE", 3)
-        group = group_of(5_000, records=20)
-        leases = [await lease_of(group, f"m{n}", 1) for n in range(20)]
-        for n in range(0, 20, 2):
-            group.outcome(Release(0), f"m{n}", leases[n], (n, n + 1))
-        await rounds()
-        group.pass_ms(6_000)
-        await rounds()
-        drops = [step.ranges for work in group.led.proposed for step in work.steps if isinstance(step, Drop)]
-        assert [len(ranges) for ranges in drops] == [3, 3, 3, 1]
-        assert dropped(group) == 10
+@real_time
+async def test_one_entry_drops_so_many_ranges_and_the_next_one_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dropping, "DROPPED_AT_ONCE", 3)
+    group = group_of(5_000, records=20)
+    leases = [await lease_of(group, f"m{n}", 1) for n in range(20)]
+    for n in range(0, 20, 2):
+        group.outcome(Release(0), f"m{n}", leases[n], (n, n + 1))
+    await rounds()
+    group.pass_ms(6_000)
+    await rounds()
+    drops = [step.ranges for work in group.led.proposed for step in work.steps if isinstance(step, Drop)]
+    assert [len(ranges) for ranges in drops] == [3, 3, 3, 1]
+    assert dropped(group) == 10
 
 
 def test_it_is_looked_again_when_the_next_record_expires_not_oftener_than_a_second_nor_rarer_than_a_minute() -> None:

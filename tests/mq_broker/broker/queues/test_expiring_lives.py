@@ -12,10 +12,11 @@ from mq_broker.broker.queues.expiring import Expiring, Fate, covering
 from mq_broker.core.messages import Published
 from mq_broker.core.work.settling import Failed, Rejected, Release
 from mq_broker.core.work.state import WorkState
-from mq_broker.core.work.steps import Drop, Lease, Reason, Return, Step
+from mq_broker.core.work.steps import Drop, Lease, Reason
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.queue_settings import Order
-from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds, scenario
+from tests.coroutines import real_time
+from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds
 
 
 def group_of(*lives_ms: int, records: int = 5, **settings: Any) -> Group:
@@ -42,22 +43,19 @@ async def pass_ms(group: Group, ms: int) -> None:
 
 
 @pytest.mark.parametrize(("ttl_ms", "of_batch", "after_ms"), [(5_000, 2_000, 2_000), (2_000, 5_000, 2_000)])
-def test_a_record_expires_by_its_batch_or_by_its_group_whichever_is_first(
+@real_time
+async def test_a_record_expires_by_its_batch_or_by_its_group_whichever_is_first(
     ttl_ms: int, of_batch: int, after_ms: int
 ) -> None:
-    @scenario
-    async def run() -> None:
-        group = group_of(of_batch, ttl_ms=ttl_ms)
-        group.ms, group.us = group.ms + after_ms - 1, group.us + (after_ms - 1) * 1_000
-        assert await lent(group, "a", 1) == [(0, 1)]
-        group.us += 1_000
-        assert await lent(group, "b", 1) == []
-        assert dropped(group) == 4
-
-    run()
+    group = group_of(of_batch, ttl_ms=ttl_ms)
+    group.ms, group.us = group.ms + after_ms - 1, group.us + (after_ms - 1) * 1_000
+    assert await lent(group, "a", 1) == [(0, 1)]
+    group.us += 1_000
+    assert await lent(group, "b", 1) == []
+    assert dropped(group) == 4
 
 
-@scenario
+@real_time
 async def test_a_batch_that_nobody_asked_for_is_the_first_that_has_a_life_and_goes() -> None:
     group = group_of(0)
     await lent(group, "a", 5)
@@ -71,53 +69,23 @@ async def test_a_batch_that_nobody_asked_for_is_the_first_that_has_a_life_and_go
     assert dropped(group) == 3
 
 
-def test_where_much_expires_at_once_it_is_found_in_turns_and_nothing_is_lent_meanwhile() -> None:
-    @scenario
-    async def run() -> None:
-        group = group_of(*([1_000, 0] * 20), records=1)
-        group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
-        asking = group.ask("a", 100)
-        await rounds()
-        steps = [(type(step), len(step.ranges)) for work in group.led.proposed for step in work.steps]
-        assert steps == [(Drop, 7), (Drop, 7), (Lease, 20), (Drop, 6)]
-        assert offsets(asking) == [(at, at + 1) for at in range(1, 40, 2)]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(expiring, "FOUND_AT_ONCE", 7)
-        run()
-
-
-@scenario
-async def test_what_came_back_from_beyond_what_is_known_is_not_lent_once_it_has_expired() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lives, "_BLOCK", 2)
-        patch.setattr(lives, "BATCHES_MAX", 4)
-        group = group_of(0, records=1)
-        for _ in range(8):
-            group.led.append(1, at_us=group.us, ttl_ms=60_000)
-        group.led.append(3, at_us=group.us, ttl_ms=2_000)
-        group.led.append(3, at_us=group.us)
-        state = group.state
-        group.led.apply("g", 1, *_lent_and_back(9, 15))
-        group.lead_anew()
-        group.led.append(2, at_us=group.us)
-        assert await lent(group, "a", 100) == [(0, 9), (9, 15)], "what was never lent waits for room"
-        group.outcome(Release(0), "a", max(state.leases), (9, 15))
-        await rounds()
-        group.ms, group.us = group.ms + 2_000, group.us + 2_000_000
-        assert await lent(group, "b", 100) == [(12, 15)]
-        group.ack("a", min(state.leases), (0, 9))
-        await rounds()
-        assert await lent(group, "c", 100) == [(15, 17)]
-        assert dropped(group) == 3
-
-
-def _lent_and_back(first: int, end: int) -> tuple[Step, Step]:
-    return Lease(((first, end),), "former"), Return(((first, end),), False)
+@real_time
+async def test_where_much_expires_at_once_it_is_found_in_turns_and_nothing_is_lent_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(expiring, "FOUND_AT_ONCE", 7)
+    group = group_of(*([1_000, 0] * 20), records=1)
+    group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
+    asking = group.ask("a", 100)
+    await rounds()
+    steps = [(type(step), len(step.ranges)) for work in group.led.proposed for step in work.steps]
+    assert steps == [(Drop, 7), (Drop, 7), (Lease, 20), (Drop, 6)]
+    assert offsets(asking) == [(at, at + 1) for at in range(1, 40, 2)]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_happens_nothing_is_lent_that_has_expired_and_all_of_it_goes(
+@real_time
+async def test_whatever_happens_nothing_is_lent_that_has_expired_and_all_of_it_goes(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
@@ -129,7 +97,7 @@ def test_whatever_happens_nothing_is_lent_that_has_expired_and_all_of_it_goes(
     monkeypatch.setattr(expiring, "_PENDING_MAX", rng.choice((2, 10_000)))
     monkeypatch.setattr(dropping, "DROPPED_AT_ONCE", rng.choice((2, 2_000)))
     monkeypatch.setattr(dropping, "LOOKED_AT_ONCE", rng.choice((2, 4_000)))
-    Walk(rng).run()
+    await Walk(rng).run()
 
 
 class Walk:
@@ -141,11 +109,7 @@ class Walk:
         self.seen = 0
         self.leases: list[tuple[str, Any, int, int]] = []
 
-    @property
-    def run(self) -> Any:
-        return scenario(self._run)
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
         rng = self.rng
         ttl_ms = rng.choice((0, 0, 4_000))
         order = rng.choice([Order.NONE, Order.NONE, Order.KEY, Order.ALL])

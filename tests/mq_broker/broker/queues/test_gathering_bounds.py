@@ -7,16 +7,17 @@ from dataclasses import replace
 import pytest
 
 from mq_broker.broker.queues import gathering as gathering_module
-from mq_broker.broker.queues.requests import Asking, Lent, OwnSteps, Sending
-from mq_broker.core.work.settling import Ack, Failed, Rejected, SendDead, Settle
+from mq_broker.broker.queues.requests import Lent, OwnSteps, Sending
+from mq_broker.core.work.settling import Failed, Rejected, SendDead
 from mq_broker.core.work.steps import Accept, Begin, Drop, End, LeaseId, OutputLine, Reason, Return
-from mq_protocol.errors import NotEnoughReplicas, NotLeader, OutcomeUnknown, Overloaded
-from tests.mq_broker.broker.queues.partitions import EPOCH, Group, lease_of, offsets, rounds, scenario
+from mq_protocol.errors import NotLeader, OutcomeUnknown, Overloaded
+from tests.coroutines import real_time
+from tests.mq_broker.broker.queues.partitions import EPOCH, Group, lease_of, offsets, rounds
 
 # ---------------------------------------------------------------- one entry
 
 
-@scenario
+@real_time
 async def test_what_runs_out_goes_before_what_members_settle_if_it_had_no_room_the_last_time() -> None:
     group = Group(20_000)
     gone = await lease_of(group, "gone", 2)
@@ -37,27 +38,28 @@ async def test_what_runs_out_goes_before_what_members_settle_if_it_had_no_room_t
 # ---------------------------------------------------------------- leases that go back
 
 
-@scenario
-async def test_leases_that_a_member_does_not_name_go_back_in_turns_and_it_is_lent_something_after_all_of_them() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        group = Group(100)
-        held: list[LeaseId] = []
-        for _ in range(6):
-            held.append(await lease_of(group, "a", 2, held=frozenset(held)))
-        patch.setattr(gathering_module, "RETURNED_AT_ONCE", 2)
-        before = len(group.led.proposed)
-        asking = group.ask("a", 3, held=frozenset({held[5]}))
-        await rounds()
-        returned = [
-            [step.ranges for step in work.steps if isinstance(step, Return)] for work in group.led.proposed[before:]
-        ]
-        assert returned[:3] == [[((0, 4),)], [((4, 8),)], [((8, 10),)]]
-        assert offsets(asking) == [(0, 3)]
-        assert (group.state.totals.returned, group.state.totals.charged) == (10, 0)
-        assert set(group.state.leases) == {held[5], asking.answered.result().lease}
+@real_time
+async def test_leases_that_a_member_does_not_name_go_back_in_turns_and_it_is_lent_something_after_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = Group(100)
+    held: list[LeaseId] = []
+    for _ in range(6):
+        held.append(await lease_of(group, "a", 2, held=frozenset(held)))
+    monkeypatch.setattr(gathering_module, "RETURNED_AT_ONCE", 2)
+    before = len(group.led.proposed)
+    asking = group.ask("a", 3, held=frozenset({held[5]}))
+    await rounds()
+    returned = [
+        [step.ranges for step in work.steps if isinstance(step, Return)] for work in group.led.proposed[before:]
+    ]
+    assert returned[:3] == [[((0, 4),)], [((4, 8),)], [((8, 10),)]]
+    assert offsets(asking) == [(0, 3)]
+    assert (group.state.totals.returned, group.state.totals.charged) == (10, 0)
+    assert set(group.state.leases) == {held[5], asking.answered.result().lease}
 
 
-@scenario
+@real_time
 async def test_a_member_whose_leases_do_not_fit_into_the_entry_is_lent_something_after_they_went_back() -> None:
     group = Group(20_000)
     await lease_of(group, "b", 2)
@@ -71,7 +73,7 @@ async def test_a_member_whose_leases_do_not_fit_into_the_entry_is_lent_something
 # ---------------------------------------------------------------- who waits
 
 
-@scenario
+@real_time
 async def test_a_request_that_waits_no_more_is_answered_once_it_was_judged_and_not_before() -> None:
     group = Group(0)
     asking = group.ask("a", 2)
@@ -92,7 +94,7 @@ async def test_a_request_that_waits_no_more_is_answered_once_it_was_judged_and_n
     assert not group.gathering.waits
 
 
-@scenario
+@real_time
 async def test_when_the_leadership_ends_everybody_is_told_but_who_waits_for_an_entry_on_its_way() -> None:
     group = Group(50)
     lease = await lease_of(group, "z", 5)
@@ -120,7 +122,7 @@ async def test_when_the_leadership_ends_everybody_is_told_but_who_waits_for_an_e
     assert len(group.led.proposed) == before
 
 
-@scenario
+@real_time
 async def test_a_lease_is_as_long_as_its_member_asks_for_and_as_the_group_says_otherwise() -> None:
     group = Group(10, lease_ms=20_000)
     longer = await group.ask("a", 1, lease_ms=50_000).answered
@@ -134,7 +136,7 @@ async def test_a_lease_is_as_long_as_its_member_asks_for_and_as_the_group_says_o
     assert not group.state.leases
 
 
-@scenario
+@real_time
 async def test_records_in_flight_are_counted_over_all_members_that_ask_at_once() -> None:
     group = Group(50, in_flight_max=5)
     askings = [group.ask(member, 3) for member in "abc"]
@@ -143,7 +145,7 @@ async def test_records_in_flight_are_counted_over_all_members_that_ask_at_once()
     assert [offsets(asking) for asking in askings[:2]] == [[(0, 3)], [(3, 5)]]
 
 
-@scenario
+@real_time
 async def test_doomed_records_that_have_no_room_in_an_entry_are_parked_by_the_next() -> None:
     group = Group(20_000, delivery_limit=1)
     lease = await lease_of(group, "a", 20_000)
@@ -163,17 +165,6 @@ async def test_doomed_records_that_have_no_room_in_an_entry_are_parked_by_the_ne
 # ---------------------------------------------------------------- dead letters
 
 
-@scenario
-async def test_an_acknowledgement_of_a_later_leaders_lease_is_not_judged_here() -> None:
-    group = Group(5)
-    asking = Asking("a", b"", 1)
-    settling = group.settle(Settle(LeaseId(EPOCH + 1, 1, 0), "a", ((0, 1),), Ack()))
-    group.gathering.ask(asking)
-    await rounds()
-    assert isinstance(settling.answered.result()[0].error, NotLeader)
-    assert offsets(asking) == [(0, 1)]
-
-
 LINE = OutputLine("0" * 32, 0, (bytes(16),))
 
 
@@ -187,7 +178,7 @@ async def doomed(group: Group, life: int = 1) -> Sending:
     return Sending(life, SendDead(((run.first, run.end),), Reason.REJECTED, (LINE,)))
 
 
-@scenario
+@real_time
 async def test_numbers_of_a_later_life_go_on_where_the_former_one_ended() -> None:
     group = Group(10, dead_letter="dead")
     sending = await doomed(group)
@@ -208,7 +199,7 @@ async def test_numbers_of_a_later_life_go_on_where_the_former_one_ended() -> Non
     assert list(group.state.outbox) == [(EPOCH << 32) + 1], "its partitions take a lower one for done"
 
 
-@scenario
+@real_time
 async def test_nothing_is_judged_while_a_life_ends_and_none_ends_before_what_is_on_its_way() -> None:
     group = Group(10)
     lease = await lease_of(group, "a", 5)
@@ -229,45 +220,4 @@ async def test_nothing_is_judged_while_a_life_ends_and_none_ends_before_what_is_
     assert isinstance(late.answered.exception(), Overloaded), "it would have done nothing"
 
 
-@scenario
-async def test_letters_of_a_former_life_are_not_sent() -> None:
-    group = Group(10, dead_letter="dead")
-    sending = await doomed(group)
-    sending.life = 7
-    group.gathering.send(sending)
-    await rounds()
-    assert sending.answered.result().lost
-    assert not group.state.outbox
-
-
-@scenario
-async def test_whoever_waits_for_letters_when_the_leadership_ends_is_told_that_it_is_not_known() -> None:
-    group = Group(10, dead_letter="dead")
-    sending = await doomed(group)
-    group.led.keeps_up = False
-    group.gathering.send(sending)
-    await rounds()
-    assert group.led.in_flight == 1
-    group.gathering.close(NotLeader("another one leads"))
-    assert not sending.answered.done(), "its entry may be committed yet"
-    group.led.lose(OutcomeUnknown("another one leads"))
-    with pytest.raises(OutcomeUnknown):
-        sending.answered.result()
-
-
 # ---------------------------------------------------------------- what is refused
-
-
-@scenario
-async def test_a_member_whose_leases_could_not_go_back_is_told_and_may_ask_again() -> None:
-    group = Group(5)
-    await lease_of(group, "a", 5)
-    group.led.refuses = NotEnoughReplicas("1 of 2")
-    asking = group.ask("a", 5)
-    await rounds()
-    assert isinstance(asking.answered.exception(), NotEnoughReplicas)
-    group.led.refuses = None
-    again = group.ask("a", 5)
-    await rounds()
-    assert offsets(again) == [(0, 5)]
-    assert group.state.totals.charged == 0

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from mq_broker.broker.queues.requests import Extend, LentRun
-from mq_broker.core.work.settling import Answer, Failed, Rejected
-from mq_broker.core.work.steps import Lease, Park, Reason, Return
-from mq_protocol.queue_settings import DeadLetter
-from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds, scenario
+from mq_broker.core.work.settling import Answer, Failed
+from mq_broker.core.work.steps import Lease, Park, Return
+from tests.coroutines import real_time
+from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds
 
 # ---------------------------------------------------------------- clocks
 
 
-@scenario
+@real_time
 async def test_a_lease_that_runs_out_is_charged_and_one_that_is_extended_does_not() -> None:
     group = Group(10, retry_ms=0)
     lease = (await group.ask("a", 10, working=6).answered).lease
@@ -33,7 +33,7 @@ async def test_a_lease_that_runs_out_is_charged_and_one_that_is_extended_does_no
     assert group.leased() == {}
 
 
-@scenario
+@real_time
 async def test_a_lease_does_not_run_out_early() -> None:
     group = Group(10)
     await group.ask("a", 10, lease_ms=2_000).answered
@@ -45,7 +45,7 @@ async def test_a_lease_does_not_run_out_early() -> None:
     assert group.leased() == {}
 
 
-@scenario
+@real_time
 async def test_a_leader_that_stood_still_starts_every_clock_anew() -> None:
     group = Group(10)
     await group.ask("a", 10).answered
@@ -59,7 +59,33 @@ async def test_a_leader_that_stood_still_starts_every_clock_anew() -> None:
     assert group.leased() == {}
 
 
-@scenario
+@real_time
+async def test_a_delay_ends_by_a_clock_that_was_behind_and_is_set_right_and_not_by_one_that_is_set_back() -> None:
+    hour_us = 3_600_000_000
+    group = Group(1, retry_ms=5_000)
+    lease = await lease_of(group, "a", 1)
+    await group.outcome(Failed(), "a", lease, (0, 1)).answered
+    group.us -= hour_us
+    group.lead_anew()
+    asking = group.ask("a", 1)
+    group.pass_ms(6_000)
+    await rounds()
+    assert not asking.answered.done()
+    group.us += hour_us
+    group.pass_ms(1)
+    group.gathering.wake()
+    await rounds()
+    assert offsets(asking) == [(0, 1)]
+    await group.outcome(Failed(), "a", asking.answered.result().lease, (0, 1)).answered
+    asking = group.ask("a", 1)
+    group.us -= hour_us
+    group.pass_ms(11_000)
+    group.gathering.wake()
+    await rounds()
+    assert offsets(asking) == [(0, 1)]
+
+
+@real_time
 async def test_leases_of_a_former_leader_have_ten_seconds_at_least_and_run_out_unclaimed() -> None:
     group = Group(10, lease_ms=1_000)
     group.led.apply("g", 1, Lease(((0, 4), (6, 8)), "a"), epoch=1)
@@ -74,7 +100,7 @@ async def test_leases_of_a_former_leader_have_ten_seconds_at_least_and_run_out_u
     assert group.state.totals.charged == 1, "how many its member worked on is not known here"
 
 
-@scenario
+@real_time
 async def test_of_a_member_that_is_not_heard_of_any_more_so_many_are_charged_as_it_worked_on() -> None:
     group = Group(20, retry_ms=0)
     for records in (3, 4):
@@ -88,26 +114,10 @@ async def test_of_a_member_that_is_not_heard_of_any_more_so_many_are_charged_as_
     assert [group.state.counts(offset)[1] for offset in range(9)] == [1] * 4 + [0] * 3 + [1, 0]
 
 
-@scenario
-async def test_a_member_goes_on_with_the_leases_of_a_former_leader_and_says_how_long_they_are() -> None:
-    group = Group(10)
-    group.led.apply("g", 1, Lease(((0, 4),), "a"), epoch=1)
-    [lease] = group.state.leases
-    group.ask("a", 0, held=frozenset({lease}), lease_ms=600_000)
-    await rounds()
-    group.pass_ms(500_000)
-    await rounds()
-    assert group.leased() == {"a": ((0, 4),)}
-    settling = group.ack("a", lease, (0, 4))
-    await rounds()
-    assert settling.answered.result() == [Answer()]
-    assert group.state.base == 4
-
-
 # ---------------------------------------------------------------- failing
 
 
-@scenario
+@real_time
 async def test_a_record_is_doomed_after_exactly_so_many_charged_returns() -> None:
     group = Group(1, delivery_limit=3, retry_ms=0)
     for failures in range(3):
@@ -121,7 +131,7 @@ async def test_a_record_is_doomed_after_exactly_so_many_charged_returns() -> Non
     assert [(a, b, mark.failures) for a, b, mark in group.state.parked()] == [(0, 1, 3)]
 
 
-@scenario
+@real_time
 async def test_without_a_limit_a_record_is_lent_for_ever() -> None:
     group = Group(1, delivery_limit=0, retry_ms=0)
     for failures in range(20):
@@ -132,21 +142,7 @@ async def test_without_a_limit_a_record_is_lent_for_ever() -> None:
     assert not list(group.state.parked())
 
 
-@scenario
-async def test_rejected_records_are_parked_or_dropped_as_the_group_says() -> None:
-    for dead_letter, parked, dropped in (
-        (DeadLetter.PARK, [(1, 3)], ()),
-        (DeadLetter.DROP, [], ((Reason.REJECTED, 2),)),
-    ):
-        group = Group(5, dead_letter=dead_letter)
-        lease = (await group.ask("a", 5).answered).lease
-        group.outcome(Rejected("bad"), "a", lease, (1, 3))
-        await rounds()
-        assert [(a, b) for a, b, _ in group.state.parked()] == parked
-        assert group.state.totals.dropped == dropped
-
-
-@scenario
+@real_time
 async def test_a_new_leader_parks_what_its_predecessor_left_doomed() -> None:
     group = Group(5)
     group.led.apply("g", 1, Lease(((0, 2),), "a"), Return(((0, 2),), charged=True), epoch=1)
@@ -155,7 +151,7 @@ async def test_a_new_leader_parks_what_its_predecessor_left_doomed() -> None:
     assert group.led.proposed[-1].steps == (Park(((0, 2),)),)
 
 
-@scenario
+@real_time
 async def test_a_limit_that_is_lowered_holds_for_records_that_failed_before() -> None:
     group = Group(1, retry_ms=0)
     for _ in range(2):
@@ -167,7 +163,7 @@ async def test_a_limit_that_is_lowered_holds_for_records_that_failed_before() ->
     assert [(a, b) for a, b, _ in group.state.parked()] == [(0, 1)]
 
 
-@scenario
+@real_time
 async def test_on_its_last_delivery_a_record_is_lent_alone() -> None:
     group = Group(5, delivery_limit=2, retry_ms=0)
     lease = (await group.ask("a", 2).answered).lease
@@ -184,18 +180,3 @@ async def test_on_its_last_delivery_a_record_is_lent_alone() -> None:
     group.ack("a", lease, (0, 1))
     await rounds()
     assert offsets(more) == [(1, 2)]
-
-
-@scenario
-async def test_a_member_that_always_holds_something_is_drained_for_a_record_that_is_lent_alone() -> None:
-    group = Group(100, delivery_limit=2, retry_ms=0)
-    first = (await group.ask("a", 5).answered).lease
-    assert first is not None
-    group.outcome(Failed("broken"), "a", first, (0, 1))
-    await rounds()
-    asking = group.ask("a", 5, held=frozenset({first}))
-    await rounds()
-    assert not asking.answered.done()
-    group.ack("a", first, (1, 5))
-    await rounds()
-    assert offsets(asking) == [(0, 1)]

@@ -7,14 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mq_broker.broker.queues.key_reading import hashed
+from mq_broker.broker.queues.row_reading import hashed
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.order_keys import keys_of
+from mq_protocol.queue_columns import keys_of
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, queue, ranges
-from tests.virtual.world import in_virtual_time
 
 SEED = b"s" * 32
 
@@ -26,16 +26,16 @@ def records(*keys: bytes | None) -> pa.RecordBatch:
 
 def test_equal_keys_have_equal_hashes_and_what_has_no_key_is_left_out() -> None:
     payload = encode_batch(records(b"a", None, b"b", b"a", b"")).to_pybytes()
-    offsets, hashes = hashed([(10, 5, payload), (15, 5, payload)], RECORD_SCHEMA, "", SEED, (12, 17))
+    offsets, hashes = hashed([(10, 5, 0, payload), (15, 5, 0, payload)], RECORD_SCHEMA, "", SEED, (12, 17))
     assert offsets == [12, 13, 14, 15]
     assert hashes[1] == hashes[3]
     assert len(set(hashes)) == 3
-    assert hashes != hashed([(10, 5, payload), (15, 5, payload)], RECORD_SCHEMA, "", b"o" * 32, (12, 17))[1]
+    assert hashes != hashed([(10, 5, 0, payload), (15, 5, 0, payload)], RECORD_SCHEMA, "", b"o" * 32, (12, 17))[1]
 
 
 def test_a_batch_that_cannot_be_read_has_one_key_and_others_have_theirs() -> None:
     payload = encode_batch(records(b"a", b"b")).to_pybytes()
-    offsets, hashes = hashed([(0, 3, b"no batch"), (3, 2, payload)], RECORD_SCHEMA, "", SEED, (1, 5))
+    offsets, hashes = hashed([(0, 3, 0, b"no batch"), (3, 2, 0, payload)], RECORD_SCHEMA, "", SEED, (1, 5))
     assert offsets == [1, 2, 3, 4]
     assert hashes[0] == hashes[1]
     assert len(set(hashes)) == 3
@@ -55,29 +55,27 @@ def test_columns_of_many_types_are_keys() -> None:
         assert none is None
 
 
-def test_records_of_a_key_are_lent_to_one_member_and_describe_names_a_key_that_is_stuck(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with queue(tmp_path, records=0, order="key", order_by="n", dead_letter="park") as broker:
-            await broker.produce("t", 1, 2, 1)
-            await broker.produce("t", 2, 1, 3)
-            one, two = Member(broker, "a"), Member(broker, "b")
-            first = await one.lease(2)
-            assert (ranges(first), first.order, first.order_by) == ([0, 2], pb.ORDER_KEY, "n")
-            assert ranges(await two.lease(10)) == [5, 1]
-            second = await one.lease(2, held=[first.lease])
-            assert ranges(second) == [2, 2]
-            [answer] = await one.settle(pb.SettleOne(lease=first.lease, ranges=[0, 1], outcome=pb.OUTCOME_REJECT))
-            [pulled] = answer.pulled
-            assert (pulled.lease, list(pulled.ranges)) == (second.lease, [2, 1])
+@virtual_time
+async def test_records_of_a_key_are_lent_to_one_member_and_describe_names_a_key_that_is_stuck(tmp_path: Path) -> None:
+    async with queue(tmp_path, records=0, order="key", order_by="n", dead_letter="park") as broker:
+        await broker.produce("t", 1, 2, 1)
+        await broker.produce("t", 2, 1, 3)
+        one, two = Member(broker, "a"), Member(broker, "b")
+        first = await one.lease(2)
+        assert (ranges(first), first.order, first.order_by) == ([0, 2], pb.ORDER_KEY, "n")
+        assert ranges(await two.lease(10)) == [5, 1]
+        second = await one.lease(2, held=[first.lease])
+        assert ranges(second) == [2, 2]
+        [answer] = await one.settle(pb.SettleOne(lease=first.lease, ranges=[0, 1], outcome=pb.OUTCOME_REJECT))
+        [pulled] = answer.pulled
+        assert (pulled.lease, list(pulled.ranges)) == (second.lease, [2, 1])
 
-            async def told() -> bool:
-                request = pb.DescribeQueueRequest(topic="t", group="g", partitions=[0])
-                found = (await broker.ask("DescribeQueue", request)).partitions[0]
-                return bool(found.parked == 1 and found.blocked_by == pb.BlockedBy(offset=0, key="1"))
+        async def told() -> bool:
+            request = pb.DescribeQueueRequest(topic="t", group="g", partitions=[0])
+            found = (await broker.ask("DescribeQueue", request)).partitions[0]
+            return bool(found.parked == 1 and found.blocked_by == pb.BlockedBy(offset=0, key="1"))
 
-            await until(told)
-
-    in_virtual_time(main())
+        await until(told)
 
 
 @pytest.mark.parametrize(
@@ -89,18 +87,16 @@ def test_records_of_a_key_are_lent_to_one_member_and_describe_names_a_key_that_i
         ({"order": "key", "order_by": "key"}, "no columns"),
     ],
 )
-def test_keys_that_a_topic_does_not_have_are_refused_when_they_are_declared(
+@virtual_time
+async def test_keys_that_a_topic_does_not_have_are_refused_when_they_are_declared(
     tmp_path: Path, settings: dict[str, str], why: str
 ) -> None:
-    async def main() -> None:
-        async with standalone(tmp_path) as broker:
-            schema = None if settings.get("order_by") == "key" else pa.schema([("n", pa.int64()), ("x", pa.float64())])
-            await broker.create_topic("t", schema=schema)
-            await refused(broker, settings, pb.QUEUE_DECLARE, why)
-            await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
-            await refused(broker, settings, pb.QUEUE_ALTER, why)
-
-    in_virtual_time(main())
+    async with standalone(tmp_path) as broker:
+        schema = None if settings.get("order_by") == "key" else pa.schema([("n", pa.int64()), ("x", pa.float64())])
+        await broker.create_topic("t", schema=schema)
+        await refused(broker, settings, pb.QUEUE_DECLARE, why)
+        await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
+        await refused(broker, settings, pb.QUEUE_ALTER, why)
 
 
 async def refused(broker: Broker, settings: dict[str, str], change: pb.QueueChange.ValueType, why: str) -> None:

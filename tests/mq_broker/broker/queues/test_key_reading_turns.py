@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.queues import key_reading
-from mq_broker.broker.queues.key_reading import KeyReading
+from mq_broker.broker.queues import row_reading
 from mq_broker.broker.queues.ordering import ByKey
+from mq_broker.broker.queues.row_reading import RowReading
 from mq_broker.core.work.state import WorkState
 from mq_protocol.errors import NotEnoughReplicas, OffsetOutOfRange, TritonMQError
-from tests.mq_broker.broker.queues.partitions import rounds, scenario
+from tests.coroutines import real_time
+from tests.mq_broker.broker.queues.partitions import rounds
 
 PER_BATCH = 3
 
@@ -25,14 +26,14 @@ class World:
     for the next reads."""
 
     def __init__(self, patch: pytest.MonkeyPatch, *, end: int = 12) -> None:
-        patch.setattr(key_reading, "AGAIN_S", 0.0)
+        patch.setattr(row_reading, "AGAIN_S", 0.0)
         self.asked: list[tuple[int, int]] = []
         self.says: list[TritonMQError] = []
         self.woken = 0
         self.reads = True
         self.keys = ByKey(WorkState(1, 0), 3)
-        self.policy: Any = SimpleNamespace(ready=self.keys)
-        topic = SimpleNamespace(schema=None)
+        self.policy: Any = SimpleNamespace(ready=self.keys, wanting=list)
+        topic = SimpleNamespace(schema=None, spec=SimpleNamespace(schema=b""))
         self.partition: Any = SimpleNamespace(name="t-0", next_offset=end, read=self._read, topic=topic)
         self.gathering: Any = SimpleNamespace(
             group="g",
@@ -41,7 +42,7 @@ class World:
             wake=self._wake,
         )
         shell: Any = SimpleNamespace(spawn=lambda work, what: asyncio.create_task(work, name=what))
-        self.reading = KeyReading(shell)
+        self.reading = RowReading(shell, Any)
         places: Any = SimpleNamespace(run=self._run, close=lambda: None)
         self.reading._places = places
 
@@ -56,17 +57,17 @@ class World:
         self.woken += 1
 
     def _read(self, first: int, end: int, bytes_max: int) -> list[tuple[Any, bytes]]:
-        assert bytes_max == key_reading.BYTES_AT_ONCE
+        assert bytes_max == row_reading.BYTES_AT_ONCE
         self.asked.append((first, end))
         if self.says:
             raise self.says.pop(0)
         bases = range(first - first % PER_BATCH, end, PER_BATCH)
-        return [(SimpleNamespace(base_offset=base, record_count=PER_BATCH), b"") for base in bases]
+        return [(SimpleNamespace(base_offset=base, record_count=PER_BATCH, timestamp_us=0), b"") for base in bases]
 
-    async def _run(self, _name: str, _hashed: Any, stored: list[Any], *rest: Any) -> tuple[list[int], list[int]]:
+    async def _run(self, _name: str, look: Any) -> tuple[list[int], list[int]]:
         await asyncio.sleep(0)
-        first, end = rest[-1]
-        offsets = [o for base, count, _ in stored for o in range(base, base + count) if first <= o < end]
+        first, end = look.keywords["wanted"]
+        offsets = [o for base, count, _, _ in look.args[0] for o in range(base, base + count) if first <= o < end]
         return offsets, offsets
 
 
@@ -74,32 +75,28 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-@scenario
-async def test_records_that_are_gone_are_passed_over() -> None:
+@real_time
+async def test_records_that_are_gone_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    for told, then in ((7, 7), (0, 1), (-1, 1)):
+        world = World(monkeypatch)
+        world.says = [OffsetOutOfRange("dropped", told)]
+        world.look()
+        await rounds()
+        assert [first for first, _ in world.asked][:2] == [0, then]
+        assert world.keys.read_to == 12
+
+
+@real_time
+async def test_why_keys_cannot_be_read_is_told_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for told, then in ((7, 7), (0, 1), (-1, 1)):
-            world = World(patch)
-            world.says = [OffsetOutOfRange("dropped", told)]
-            world.look()
-            await rounds()
-            assert [first for first, _ in world.asked][:2] == [0, then]
-            assert world.keys.read_to == 12
-
-
-def test_why_keys_cannot_be_read_is_told_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
-    @scenario
-    async def whole() -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            world = World(patch)
-            world.says = [NotEnoughReplicas("one")] * 3 + [NotEnoughReplicas("two")] * 200
-            world.look()
-            await rounds()
-            assert "keys of records cannot be read, so nothing is lent: two" in world.alarm
-            assert [text.rpartition(": ")[2] for text in warned(caplog)] == ["one", "two"]
-            assert all(first == 0 for first, _ in world.asked)
-            world.says.clear()
-            await rounds()
-            assert (world.alarm, world.keys.read_to) == ("", 12)
-            assert len(warned(caplog)) == 2
-
-    whole()
+        world = World(patch)
+        world.says = [NotEnoughReplicas("one")] * 3 + [NotEnoughReplicas("two")] * 200
+        world.look()
+        await rounds()
+        assert "keys of records cannot be read, so nothing is lent: two" in world.alarm
+        assert [text.rpartition(": ")[2] for text in warned(caplog)] == ["one", "two"]
+        assert all(first == 0 for first, _ in world.asked)
+        world.says.clear()
+        await rounds()
+        assert (world.alarm, world.keys.read_to) == ("", 12)
+        assert len(warned(caplog)) == 2

@@ -23,15 +23,14 @@ from mq_protocol.dead_letters import HEADERS
 from mq_protocol.errors import (
     NotLeader,
     OffsetOutOfRange,
-    OutcomeUnknown,
     Overloaded,
     TritonMQError,
     UnknownTopic,
 )
 from mq_protocol.ipc_message import read_record_batch_message
-from mq_protocol.queue_settings import DeadLetter, QueueSettings
+from mq_protocol.queue_settings import QueueSettings
 from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_epoch
-from tests.mq_broker.broker.queues.partitions import scenario
+from tests.coroutines import real_time
 
 SOURCE, TARGET = "0" * 32, "1" * 32
 PER_BATCH = 5
@@ -191,7 +190,7 @@ class World:
         own.done()
 
 
-@scenario
+@real_time
 async def test_letters_are_staged_in_the_partition_of_their_number_and_decided_by_their_batch() -> None:
     world = World((7, 9, FAILED), (1, 2, FAILED))
     await world.send()
@@ -205,7 +204,7 @@ async def test_letters_are_staged_in_the_partition_of_their_number_and_decided_b
     assert (world.discarded, world.slept, world.letters.alarm("t-7", "g")) == ([], [], "")
 
 
-@scenario
+@real_time
 async def test_letters_that_are_too_large_together_go_in_halves_and_one_that_is_too_large_alone_is_parked() -> None:
     world = World((0, 4, FAILED))
     size = len(payload(0, {}))
@@ -234,7 +233,7 @@ async def test_letters_that_are_too_large_together_go_in_halves_and_one_that_is_
         assert world.staged == []
 
 
-@scenario
+@real_time
 async def test_a_batch_is_read_once_for_all_of_its_records_and_what_retention_dropped_is_passed_over() -> None:
     world = World((0, 1, FAILED), (2, 9, FAILED))
     await world.send()
@@ -248,7 +247,7 @@ async def test_a_batch_is_read_once_for_all_of_its_records_and_what_retention_dr
 # ---------------------------------------------------------------- what goes wrong
 
 
-@scenario
+@real_time
 async def test_what_passes_is_tried_again_with_growing_pauses_and_told_after_the_third_time() -> None:
     world = World((1, 2, FAILED))
     world.stages = [Overloaded("busy")] * 7
@@ -260,29 +259,7 @@ async def test_what_passes_is_tried_again_with_growing_pauses_and_told_after_the
     assert len(world.discarded) == 7, "what may have been staged is not kept"
 
 
-@scenario
-async def test_letters_whose_records_are_not_doomed_any_more_are_discarded_and_what_is_left_is_sent() -> None:
-    world = World((1, 3, FAILED))
-    world.answers = [Answer(lost=((1, 3),))]
-    await world.send()
-    [(first, _), (second, _)] = world.staged
-    assert world.discarded == [first]
-    assert [sending.send.lines[0].uuids for sending in world.decided] == [(first,), (second,)]
-    assert (world.slept, world.letters.in_hand("t-7", "g")) == ([], frozenset())
-
-
-@scenario
-async def test_letters_of_which_it_is_not_known_whether_they_are_decided_stay_in_hand() -> None:
-    world = World((1, 2, FAILED))
-    world.answers = [OutcomeUnknown("deposed")]
-    await world.send()
-    assert world.discarded == []
-    assert world.letters.in_hand("t-7", "g") == {world.staged[0][0]}
-    world.gathering.closed = True
-    assert world.letters.in_hand("t-7", "g") == frozenset(), "of a leadership that is over, others know"
-
-
-@scenario
+@real_time
 async def test_letters_that_are_staged_when_the_leadership_ends_are_not_decided() -> None:
     world = World((1, 2, FAILED))
     plain = world.ask
@@ -298,19 +275,6 @@ async def test_letters_that_are_staged_when_the_leadership_ends_are_not_decided(
     assert world.discarded == [world.staged[0][0]]
 
 
-@scenario
-async def test_without_a_declaration_or_with_another_setting_nothing_is_sent() -> None:
-    for queue in (None, Queue("g", 1, 0, QueueSettings(dead_letter=DeadLetter.PARK))):
-        world = World((1, 2, FAILED))
-        world.gathering.queue = queue
-        await world.send()
-        assert (world.staged, world.doomed) == ([], {1})
-    world = World((1, 2, FAILED))
-    world.partition.serving = False
-    await world.send()
-    assert world.staged == []
-
-
 # ---------------------------------------------------------------- letters that were lost
 
 
@@ -319,22 +283,7 @@ def decided(world: World, reason: Reason, *ranges: tuple[int, int]) -> None:
     world.work["g"].apply(step, LeaseId(3, 1, 0), 100)
 
 
-@scenario
-async def test_letters_that_were_lost_are_made_again_under_their_own_name() -> None:
-    world = World()
-    world.letters.look(world.gathering)
-    decided(world, Reason.REJECTED, (1, 3))
-    await world.letters.stage_again(world.gathering, 5)
-    assert world.staged == [(b"u" * 16, [1, 2])]
-    assert world.decided == []
-    world.stages = [Overloaded("later")]
-    await world.letters.stage_again(world.gathering, 5)
-    await world.letters.stage_again(world.gathering, 5)
-    assert len(world.staged) == 2
-    world.letters.close()
-
-
-@scenario
+@real_time
 async def test_letters_that_cannot_be_made_as_they_were_are_not_made_again() -> None:
     world = World()
     decided(world, Reason.REJECTED, (1, 3))

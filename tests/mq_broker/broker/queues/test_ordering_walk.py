@@ -18,13 +18,15 @@ from mq_broker.core.work.settling import Ack, Failed, Outcome, Rejected, Release
 from mq_broker.core.work.state import NO_MARK
 from mq_broker.core.work.steps import Accept, Drop, LeaseId, Reason, Reset
 from mq_protocol.queue_settings import DeadLetter, Order
-from tests.mq_broker.broker.queues.partitions import Group, rounds, scenario
+from tests.coroutines import real_time
+from tests.mq_broker.broker.queues.partitions import Group, rounds
 
 MEMBERS = ("a", "b", "c")
 
 SMALL_BOUNDS = [
     (ordering, "READ_AT_ONCE", 7),
     (ordering, "_WALKED_AT_ONCE", 3),
+    (ordering, "_BLOCK_RECORDS", 4),
     (ordering, "CAME_BACK_MAX", 4),
     (lending, "CAME_BACK_MAX", 4),
     (gathering, "SCANNED_AT_ONCE", 5),
@@ -228,18 +230,14 @@ class Walk:
 
 @pytest.mark.parametrize("order", [Order.KEY, Order.ALL])
 @pytest.mark.parametrize("seed", [*range(12), 57])
-def test_records_of_a_key_are_lent_and_settled_in_order_whatever_members_do(
+@real_time
+async def test_records_of_a_key_are_lent_and_settled_in_order_whatever_members_do(
     seed: int, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if seed % 2:  # a few records are more than is done at once
         for module, bound, few in SMALL_BOUNDS:
             monkeypatch.setattr(module, bound, few)
-
-    @scenario
-    async def run() -> None:
-        walk = Walk(seed, order)
-        for _ in range(150):
-            await walk.step()
-        await walk.finish()
-
-    run()
+    walk = Walk(seed, order)
+    for _ in range(150):
+        await walk.step()
+    await walk.finish()

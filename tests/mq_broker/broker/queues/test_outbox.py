@@ -16,13 +16,13 @@ from mq_broker.core.work.steps import LeaseId, OutputLine, Reason, Send, Sent
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
     NotEnoughReplicas,
-    NotLeader,
     StagedBatchMissing,
     TritonMQError,
     UnknownTopic,
 )
 from mq_protocol.work_keys import WorkPlace, query_id_of
-from tests.mq_broker.broker.queues.partitions import rounds, scenario
+from tests.coroutines import real_time
+from tests.mq_broker.broker.queues.partitions import rounds
 
 OUT, OTHER, DELETED = "1" * 32, "2" * 32, "3" * 32
 SOURCE = "0" * 32
@@ -122,7 +122,7 @@ class World:
         own.done(error)
 
 
-@scenario
+@real_time
 async def test_decisions_that_wait_together_are_one_request_with_the_highest_number() -> None:
     world = World()
     world.holds["out"] = asyncio.Event()
@@ -143,37 +143,25 @@ async def test_decisions_that_wait_together_are_one_request_with_the_highest_num
     assert world.asked[2:] == [("out", 2, 4, [b"e"])]
 
 
-@scenario
-async def test_a_request_has_no_more_batches_than_it_may_and_one_decision_at_least() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outbox_module, "OUTPUT_BATCHES_MAX", 3)
-        world = World()
-        for uuids in (b"ab", b"c", b"d", b"efgh", b"i"):
-            world.decide((OUT, 0, uuids))
-        await world.publish()
-        assert [(n, b"".join(uuids)) for _, _, n, uuids in world.asked] == [
-            (2, b"abc"),
-            (3, b"d"),
-            (4, b"efgh"),
-            (5, b"i"),
-        ]
-        assert not world.state.outbox
-
-
-@scenario
-async def test_a_decision_is_published_once_all_of_its_partitions_have_it() -> None:
+@real_time
+async def test_a_request_has_no_more_batches_than_it_may_and_one_decision_at_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbox_module, "OUTPUT_BATCHES_MAX", 3)
     world = World()
-    world.holds["other"] = asyncio.Event()
-    world.decide((OUT, 0, b"a"), (OUT, 1, b"b"), (OTHER, 0, b"c"))
+    for uuids in (b"ab", b"c", b"d", b"efgh", b"i"):
+        world.decide((OUT, 0, uuids))
     await world.publish()
-    assert len(world.asked) == 3
-    assert world.written == []
-    world.holds["other"].set()
-    await rounds()
-    assert world.written == [[1]]
+    assert [(n, b"".join(uuids)) for _, _, n, uuids in world.asked] == [
+        (2, b"abc"),
+        (3, b"d"),
+        (4, b"efgh"),
+        (5, b"i"),
+    ]
+    assert not world.state.outbox
 
 
-@scenario
+@real_time
 async def test_a_partition_that_does_not_take_them_holds_up_no_other_and_is_asked_until_it_does() -> None:
     world = World()
     refusals = outbox_module.ALARM_AFTER
@@ -199,7 +187,7 @@ async def test_a_partition_that_does_not_take_them_holds_up_no_other_and_is_aske
     assert (world.alarm, world.state.outbox) == ("", {}), "and that it is over"
 
 
-@scenario
+@real_time
 async def test_a_batch_that_is_missing_holds_up_only_what_comes_after_it_and_is_told_at_once() -> None:
     world = World()
     for uuids in (b"a", b"b", b"c"):
@@ -218,7 +206,7 @@ async def test_a_batch_that_is_missing_holds_up_only_what_comes_after_it_and_is_
     assert (world.alarm, world.state.outbox) == ("", {})
 
 
-@scenario
+@real_time
 async def test_what_was_staged_in_a_topic_that_is_gone_counts_as_published() -> None:
     for error in (None, UnknownTopic("deleted meanwhile")):
         world = World()
@@ -234,7 +222,7 @@ async def test_what_was_staged_in_a_topic_that_is_gone_counts_as_published() -> 
         assert world.written == [[1]]
 
 
-@scenario
+@real_time
 async def test_a_topic_that_is_not_known_here_yet_is_waited_for() -> None:
     world = World()
     world.decide((DELETED, 0, b"a"))
@@ -244,50 +232,3 @@ async def test_a_topic_that_is_not_known_here_yet_is_waited_for() -> None:
     world.gone.add(DELETED)
     await rounds()
     assert world.written == [[1]]
-
-
-@scenario
-async def test_the_journal_is_not_asked_again_at_once() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outbox_module, "AGAIN_S", (0.0, 3_600.0))
-        world = World()
-        world.journal_says = [NotEnoughReplicas("1 of 2"), None]
-        world.decide((OUT, 0, b"a"))
-        await world.publish()
-        assert (world.journal_says, world.written) == ([None], [])
-
-
-@scenario
-async def test_a_leader_that_leads_no_more_publishes_and_notes_nothing_more() -> None:
-    world = World()
-    world.journal_says = [NotLeader("deposed", 2, 4)]
-    world.decide((OUT, 0, b"a"))
-    await world.publish()
-    assert world.written == []
-    world.holds["out"] = asyncio.Event()
-    world.decide((OUT, 0, b"b"))
-    await world.publish()
-    world.decide((OUT, 0, b"c"))
-    await world.publish()
-    world.gathering.closed = True
-    world.holds["out"].set()
-    await rounds()
-    assert [n for _, _, n, _ in world.asked] == [1, 2], "what was on its way comes to its end"
-    assert world.alarm == ""
-
-
-@scenario
-async def test_a_new_life_of_the_group_publishes_its_own_decisions_and_none_of_the_former() -> None:
-    world = World()
-    world.says["out"] = [NotEnoughReplicas("1 of 2")] * 500
-    world.decide((OUT, 0, b"a"))
-    await world.publish()
-    assert world.alarm
-    world.work["g"] = WorkState(2, 0)
-    assert world.alarm == "", "it is of the former life"
-    world.says.clear()
-    before = len(world.asked)
-    world.decide((OUT, 0, b"b"))
-    await world.publish()
-    assert world.asked[before:] == [("out", 0, 2, [b"b"])]
-    assert world.written == [[2]]

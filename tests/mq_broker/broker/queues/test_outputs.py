@@ -20,9 +20,9 @@ from mq_protocol.errors import (
     UnknownTopic,
 )
 from mq_protocol.work_keys import WorkPlace, query_id_of
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, of, partition_of, queue
-from tests.virtual.world import in_virtual_time
 
 HELD = pb.LeaseId(leader_epoch=1, entry=1, step=0)
 UUID = bytes(16)
@@ -52,23 +52,21 @@ WRONG: Sequence[tuple[str, pb.SettleOne, type[TritonMQError], str]] = (
 )
 
 
-def test_outputs_that_cannot_be_right_change_nothing(tmp_path: Path, shells: list[Shell]) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker:
-            member, partition = Member(broker), partition_of(shells)
-            before = partition.replica.machine.work.frozen()
-            for what, settle, error, why in WRONG:
-                with pytest.raises(error, match=why):
-                    await member.settle(settle)
-                assert partition.replica.machine.work.frozen() == before, what
-            with pytest.raises(InvalidRequest, match="twice"):
-                await member.settle(ack(line(), line()))
-            settle = ack(line())
-            settle.outcome = pb.OUTCOME_RELEASE
-            with pytest.raises(InvalidRequest, match="acknowledged"):
+@virtual_time
+async def test_outputs_that_cannot_be_right_change_nothing(tmp_path: Path, shells: list[Shell]) -> None:
+    async with queue(tmp_path) as broker:
+        member, partition = Member(broker), partition_of(shells)
+        before = partition.replica.machine.work.frozen()
+        for what, settle, error, why in WRONG:
+            with pytest.raises(error, match=why):
                 await member.settle(settle)
-
-    in_virtual_time(scenario())
+            assert partition.replica.machine.work.frozen() == before, what
+        with pytest.raises(InvalidRequest, match="twice"):
+            await member.settle(ack(line(), line()))
+        settle = ack(line())
+        settle.outcome = pb.OUTCOME_RELEASE
+        with pytest.raises(InvalidRequest, match="acknowledged"):
+            await member.settle(settle)
 
 
 async def out_topic(broker: Broker, shells: list[Shell]) -> tuple[str, pb.TransactionKey]:
@@ -79,66 +77,59 @@ async def out_topic(broker: Broker, shells: list[Shell]) -> tuple[str, pb.Transa
     return out, pb.TransactionKey(query_id=query_id_of(place), sink="out")
 
 
-def test_outputs_that_are_not_staged_are_refused_by_themselves(tmp_path: Path, shells: list[Shell]) -> None:
+@virtual_time
+async def test_outputs_that_are_not_staged_are_refused_by_themselves(tmp_path: Path, shells: list[Shell]) -> None:
     """One that could not be published would stop all others of the group to its partition."""
-
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker:
-            out, key = await out_topic(broker, shells)
-            member, state = Member(broker), partition_of(shells).replica.machine.work["g"]
-            lent = await member.lease(8)
-            there = await staged(broker, key, 1)
-            wrong = [
-                line(topic="nowhere"),
-                line(topic="out"),  # of another id
-                line(topic="out", topic_id=out, partition=7),
-                line(topic="out", topic_id=out),
-                line(topic="out", topic_id=out, uuids=[there, UUID]),
-            ]
-            settles = [
-                pb.SettleOne(lease=lent.lease, ranges=[at, 1], outputs=[each], number=at + 1)
-                for at, each in enumerate(wrong)
-            ]
-            right = pb.SettleOne(
-                lease=lent.lease, ranges=[5, 1], outputs=[line(topic="out", topic_id=out, uuids=[there])], number=9
-            )
-            *refused, settled, also = await member.settle(
-                *settles, right, pb.SettleOne(lease=lent.lease, ranges=[6, 1])
-            )
-            assert [type(from_wire(each.error)) for each in refused] == [
-                *(UnknownTopic, UnknownTopic, UnknownPartition, StagedBatchMissing, StagedBatchMissing)
-            ]
-            assert settled == also == pb.SettleAnswer()
-            assert (state.totals.accepted, state.leased) == (2, 6)
-            await until(lambda: has_numbers(broker, [1]))
-            unstaged = pb.SettleOne(lease=lent.lease, ranges=[0, 1], outputs=[wrong[3]], number=10)
-            [after] = await member.settle(unstaged)
-            assert type(from_wire(after.error)) is StagedBatchMissing, "also once something was published"
-
-    in_virtual_time(scenario())
+    async with queue(tmp_path) as broker:
+        out, key = await out_topic(broker, shells)
+        member, state = Member(broker), partition_of(shells).replica.machine.work["g"]
+        lent = await member.lease(8)
+        there = await staged(broker, key, 1)
+        wrong = [
+            line(topic="nowhere"),
+            line(topic="out"),  # of another id
+            line(topic="out", topic_id=out, partition=7),
+            line(topic="out", topic_id=out),
+            line(topic="out", topic_id=out, uuids=[there, UUID]),
+        ]
+        settles = [
+            pb.SettleOne(lease=lent.lease, ranges=[at, 1], outputs=[each], number=at + 1)
+            for at, each in enumerate(wrong)
+        ]
+        right = pb.SettleOne(
+            lease=lent.lease, ranges=[5, 1], outputs=[line(topic="out", topic_id=out, uuids=[there])], number=9
+        )
+        *refused, settled, also = await member.settle(*settles, right, pb.SettleOne(lease=lent.lease, ranges=[6, 1]))
+        assert [type(from_wire(each.error)) for each in refused] == [
+            *(UnknownTopic, UnknownTopic, UnknownPartition, StagedBatchMissing, StagedBatchMissing)
+        ]
+        assert settled == also == pb.SettleAnswer()
+        assert (state.totals.accepted, state.leased) == (2, 6)
+        await until(lambda: has_numbers(broker, [1]))
+        unstaged = pb.SettleOne(lease=lent.lease, ranges=[0, 1], outputs=[wrong[3]], number=10)
+        [after] = await member.settle(unstaged)
+        assert type(from_wire(after.error)) is StagedBatchMissing, "also once something was published"
 
 
-def test_an_ack_that_is_asked_again_is_done_though_its_outputs_are_published_and_their_topic_is_gone(
+@virtual_time
+async def test_an_ack_that_is_asked_again_is_done_though_its_outputs_are_published_and_their_topic_is_gone(
     tmp_path: Path, shells: list[Shell]
 ) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker:
-            out, key = await out_topic(broker, shells)
-            member = Member(broker)
-            lent = await member.lease(2)
-            settle = pb.SettleOne(
-                lease=lent.lease,
-                ranges=[0, 1],
-                outputs=[line(topic="out", topic_id=out, uuids=[await staged(broker, key, 1)])],
-                number=1,
-            )
-            assert await member.settle(settle) == [pb.SettleAnswer()]
-            await until(lambda: has_numbers(broker, [1]))
-            assert await member.settle(settle) == [pb.SettleAnswer()]
-            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="out"))
-            assert await member.settle(settle) == [pb.SettleAnswer()]
-
-    in_virtual_time(scenario())
+    async with queue(tmp_path) as broker:
+        out, key = await out_topic(broker, shells)
+        member = Member(broker)
+        lent = await member.lease(2)
+        settle = pb.SettleOne(
+            lease=lent.lease,
+            ranges=[0, 1],
+            outputs=[line(topic="out", topic_id=out, uuids=[await staged(broker, key, 1)])],
+            number=1,
+        )
+        assert await member.settle(settle) == [pb.SettleAnswer()]
+        await until(lambda: has_numbers(broker, [1]))
+        assert await member.settle(settle) == [pb.SettleAnswer()]
+        await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="out"))
+        assert await member.settle(settle) == [pb.SettleAnswer()]
 
 
 async def staged(broker: Broker, key: pb.TransactionKey, *numbers: int) -> bytes:
@@ -149,36 +140,34 @@ async def staged(broker: Broker, key: pb.TransactionKey, *numbers: int) -> bytes
     return uuid
 
 
-def test_outputs_are_published_once_after_the_ack_and_in_its_order(tmp_path: Path, shells: list[Shell]) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker:
-            await broker.create_topic("out")
-            out = (await broker.metadata("out")).topics[0].topic_id
-            partition = partition_of(shells)
-            key = pb.TransactionKey(query_id=query_id_of(WorkPlace(partition.topic.spec.topic_id, 0, "g")), sink="out")
-            member = Member(broker)
-            lent = await member.lease(10)
-            settles = []
-            for number in range(10):
-                uuids = [await staged(broker, key, number), await staged(broker, key, 100 + number)]
-                outputs = [line(topic="out", topic_id=out, uuids=uuids)]
-                settles.append(pb.SettleOne(lease=lent.lease, ranges=[number, 1], outputs=outputs, number=number + 1))
-            never = await staged(broker, key, 999)
-            assert await broker.numbers("out") == [], "what is staged is not seen"
-            for settle in settles:
-                assert await member.settle(settle, settle) == [pb.SettleAnswer()] * 2
-            expected = [n for number in range(10) for n in (number, 100 + number)]
-            await until(of(lambda: not partition.replica.machine.work["g"].outbox))
-            assert await broker.numbers("out") == expected
-            machine = partition_of(shells, "out").replica.machine
-            assert set(machine.staged) == {never}
-            [published] = machine.published.values()
-            assert published == partition.replica.machine.work["g"].last_n
-            assert published >> 32 == partition.replica.leader_epoch
-        async with standalone(tmp_path) as broker:
-            await until(lambda: has_numbers(broker, expected))
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_outputs_are_published_once_after_the_ack_and_in_its_order(tmp_path: Path, shells: list[Shell]) -> None:
+    async with queue(tmp_path) as broker:
+        await broker.create_topic("out")
+        out = (await broker.metadata("out")).topics[0].topic_id
+        partition = partition_of(shells)
+        key = pb.TransactionKey(query_id=query_id_of(WorkPlace(partition.topic.spec.topic_id, 0, "g")), sink="out")
+        member = Member(broker)
+        lent = await member.lease(10)
+        settles = []
+        for number in range(10):
+            uuids = [await staged(broker, key, number), await staged(broker, key, 100 + number)]
+            outputs = [line(topic="out", topic_id=out, uuids=uuids)]
+            settles.append(pb.SettleOne(lease=lent.lease, ranges=[number, 1], outputs=outputs, number=number + 1))
+        never = await staged(broker, key, 999)
+        assert await broker.numbers("out") == [], "what is staged is not seen"
+        for settle in settles:
+            assert await member.settle(settle, settle) == [pb.SettleAnswer()] * 2
+        expected = [n for number in range(10) for n in (number, 100 + number)]
+        await until(of(lambda: not partition.replica.machine.work["g"].outbox))
+        assert await broker.numbers("out") == expected
+        machine = partition_of(shells, "out").replica.machine
+        assert set(machine.staged) == {never}
+        [published] = machine.published.values()
+        assert published == partition.replica.machine.work["g"].last_n
+        assert published >> 32 == partition.replica.leader_epoch
+    async with standalone(tmp_path) as broker:
+        await until(lambda: has_numbers(broker, expected))
 
 
 async def has_numbers(broker: Broker, expected: list[int]) -> bool:

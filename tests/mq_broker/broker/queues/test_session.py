@@ -12,7 +12,8 @@ from mq_broker.core.work.settling import Ack, Settle
 from mq_broker.core.work.steps import LeaseId
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import Overloaded
-from tests.mq_broker.broker.queues.partitions import BYTES_PER_RECORD, EPOCH, Group, lease_of, rounds, scenario
+from tests.coroutines import real_time
+from tests.mq_broker.broker.queues.partitions import BYTES_PER_RECORD, EPOCH, Group, lease_of, rounds
 
 UNKNOWN = LeaseId(EPOCH, 99, 0)
 
@@ -39,7 +40,7 @@ def acks(lease: LeaseId, *ranges: Ranges) -> list[Settle]:
     return [Settle(lease, "a", each, Ack()) for each in ranges]
 
 
-@scenario
+@real_time
 async def test_credit_that_is_taken_back_is_confirmed_behind_what_an_entry_lends_by_it_still() -> None:
     group = Group(10)
     session = await opened(group)
@@ -58,7 +59,7 @@ async def test_credit_that_is_taken_back_is_confirmed_behind_what_an_entry_lends
     assert group.leased() == {"a": ((0, 5),)}
 
 
-@scenario
+@real_time
 async def test_a_session_is_lent_by_its_next_credit_while_an_entry_is_on_its_way() -> None:
     group = Group(10)
     session = await opened(group)
@@ -79,7 +80,7 @@ async def test_a_session_is_lent_by_its_next_credit_while_an_entry_is_on_its_way
     assert group.led.in_flight == 0, "its credit is used up"
 
 
-@scenario
+@real_time
 async def test_settles_of_a_session_that_breaks_count_no_more_at_the_broker() -> None:
     group, load = Group(10), Load()
     session = await opened(group, load=load)
@@ -98,7 +99,7 @@ async def test_settles_of_a_session_that_breaks_count_no_more_at_the_broker() ->
     assert group.leased() == {"a": ((1, 4),)}, "what waited is not done"
 
 
-@scenario
+@real_time
 async def test_a_member_is_told_that_nothing_is_ready_where_its_last_lease_said_that_more_was() -> None:
     """A member gives its credit to the leaders that have more."""
     group = Group(0)
@@ -118,7 +119,7 @@ async def test_a_member_is_told_that_nothing_is_ready_where_its_last_lease_said_
     assert told(session) == [Ready(False)]
 
 
-@scenario
+@real_time
 async def test_leases_that_are_to_be_compared_while_an_entry_is_on_its_way_are_compared_behind_it() -> None:
     group = Group(10)
     session = await opened(group)
@@ -134,7 +135,7 @@ async def test_leases_that_are_to_be_compared_while_an_entry_is_on_its_way_are_c
     assert Gone((UNKNOWN,)) in told(session)
 
 
-@scenario
+@real_time
 async def test_bytes_that_are_spent_to_the_last_are_a_bound_still() -> None:
     group = Group(10)
     session = await opened(group)
@@ -146,75 +147,70 @@ async def test_bytes_that_are_spent_to_the_last_are_a_bound_still() -> None:
     assert group.leased() == {"a": ((0, 2), (2, 3))}
 
 
-def test_more_settles_than_may_wait_for_their_answers_are_refused_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_more_settles_than_may_wait_for_their_answers_are_refused_by_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(session_module, "UNANSWERED_MAX", 2)
+    group = Group(10)
+    session = await opened(group)
+    give(session, 5, watch=False)
+    await rounds()
+    [lease] = group.state.leases
+    told(session)
+    group.led.keeps_up = False
+    session.settle(acks(lease, ((0, 1),), ((1, 2),)))
+    session.settle(acks(lease, ((2, 3),)))
+    [refused] = told(session)
+    assert isinstance(refused, NumberedAnswer)
+    assert (refused.number, type(refused.answer.error)) == (3, Overloaded)
+    await rounds()
+    group.led.keeps_up = True
+    group.led.commit()
+    session.settle(acks(lease, ((2, 3),)))
+    await rounds()
+    answers = [each for each in told(session) if isinstance(each, NumberedAnswer)]
+    assert [(each.number, each.answer.error) for each in answers] == [(1, None), (2, None), (4, None)]
 
-    @scenario
-    async def test() -> None:
-        group = Group(10)
-        session = await opened(group)
-        give(session, 5, watch=False)
+
+@real_time
+async def test_a_session_that_does_not_read_is_lent_no_more_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "UNREAD_MAX", 4)
+    group = Group(0)
+    session = await opened(group)
+    give(session, 1_000, watch=False)
+    for _ in range(20):
+        group.led.append(1)
+        group.gathering.wake()
         await rounds()
-        [lease] = group.state.leases
-        told(session)
-        group.led.keeps_up = False
-        session.settle(acks(lease, ((0, 1),), ((1, 2),)))
-        session.settle(acks(lease, ((2, 3),)))
-        [refused] = told(session)
-        assert isinstance(refused, NumberedAnswer)
-        assert (refused.number, type(refused.answer.error)) == (3, Overloaded)
+    assert group.state.leased < 10, "what it has not read takes memory"
+    lent = 0
+    while lent < 20:
+        news = told(session)
+        assert news
+        lent += sum(run.end - run.first for each in news if isinstance(each, Lent) for run in each.runs)
         await rounds()
-        group.led.keeps_up = True
-        group.led.commit()
-        session.settle(acks(lease, ((2, 3),)))
-        await rounds()
-        answers = [each for each in told(session) if isinstance(each, NumberedAnswer)]
-        assert [(each.number, each.answer.error) for each in answers] == [(1, None), (2, None), (4, None)]
-
-    test()
 
 
-@scenario
-async def test_a_session_that_does_not_read_is_lent_no_more_until_it_does() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session_module, "UNREAD_MAX", 4)
-        group = Group(0)
-        session = await opened(group)
-        give(session, 1_000, watch=False)
-        for _ in range(20):
-            group.led.append(1)
-            group.gathering.wake()
-            await rounds()
-        assert group.state.leased < 10, "what it has not read takes memory"
-        lent = 0
-        while lent < 20:
-            news = told(session)
-            assert news
-            lent += sum(run.end - run.first for each in news if isinstance(each, Lent) for run in each.runs)
-            await rounds()
-
-
-@scenario
-async def test_what_waits_for_an_answer_counts_by_ranges() -> None:
+@real_time
+async def test_what_waits_for_an_answer_counts_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """One settle may name 8,000, and each takes memory while entries before it are written."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session_module, "UNANSWERED_MAX", 30)
-        session = await opened(Group(50))
-        told(session)
-        [wide] = acks(UNKNOWN, tuple((at, at + 1) for at in range(0, 40, 2)))
-        session.settle([wide, wide])
-        refused = [each.answer for each in told(session) if isinstance(each, NumberedAnswer)]
-        assert [type(answer.error) for answer in refused] == [Overloaded, Overloaded]
-        session.settle([wide])
-        await rounds()
-        [answer] = [each.answer for each in told(session) if isinstance(each, NumberedAnswer)]
-        assert answer.lost == wide.ranges, "the others are not counted any more"
+    monkeypatch.setattr(session_module, "UNANSWERED_MAX", 30)
+    session = await opened(Group(50))
+    told(session)
+    [wide] = acks(UNKNOWN, tuple((at, at + 1) for at in range(0, 40, 2)))
+    session.settle([wide, wide])
+    refused = [each.answer for each in told(session) if isinstance(each, NumberedAnswer)]
+    assert [type(answer.error) for answer in refused] == [Overloaded, Overloaded]
+    session.settle([wide])
+    await rounds()
+    [answer] = [each.answer for each in told(session) if isinstance(each, NumberedAnswer)]
+    assert answer.lost == wide.ranges, "the others are not counted any more"
 
 
-@scenario
-async def test_leases_that_wait_to_be_compared_are_bounded() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session_module, "LEASES_HELD_MAX", 50)
-        session = await opened(Group(10))
-        with pytest.raises(Overloaded):
-            session.check(LeaseId(EPOCH, entry, 0) for entry in range(1, 61))
+@real_time
+async def test_leases_that_wait_to_be_compared_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "LEASES_HELD_MAX", 50)
+    session = await opened(Group(10))
+    with pytest.raises(Overloaded):
+        session.check(LeaseId(EPOCH, entry, 0) for entry in range(1, 61))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,10 @@ from mq_broker.broker.queues import sessions
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import MemberInUse, Overloaded, RequestTooLarge, TritonMQError, UnknownQueue
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import queue, ranges
 from tests.mq_broker.broker.queues.spoken import ack, released, speaking
-from tests.virtual.world import in_virtual_time
 
 
 async def described(broker: Broker) -> pb.QueuePartition:
@@ -26,153 +25,137 @@ async def described(broker: Broker) -> pb.QueuePartition:
     return told
 
 
-def test_records_are_pushed_as_far_as_the_credit_goes_and_as_they_come(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker, speaking(broker) as member:
+@virtual_time
+async def test_records_are_pushed_as_far_as_the_credit_goes_and_as_they_come(tmp_path: Path) -> None:
+    async with queue(tmp_path) as broker, speaking(broker) as member:
+        await member.open(records=4)
+        first = await member.lease()
+        assert (ranges(first), list(first.deliveries), first.ready) == ([0, 4], [1], True)
+        assert member.rows[1] == [0, 1, 2, 3], "their rows come with them"
+        await member.settle(ack(first.lease, 0, 4), records=20)
+        answered = await member.hear(lambda said: said.answers)
+        assert [(each.number, each.answer) for each in answered.answers] == [(1, pb.SettleAnswer())]
+        second = answered.lease if answered.HasField("lease") else await member.lease()
+        assert (ranges(second), second.ready) == ([4, 6], False)
+        assert second.lease.entry == first.lease.entry + 1, "one entry settled, and lent what comes next"
+        await broker.produce("t", 10, 11)
+        assert ranges(await member.lease()) == [10, 2], "nobody has asked for it"
+        await member.settle(ack(second.lease, 4, 6))
+        await member.hear(lambda said: [each.number for each in said.answers] == [2])
+    async with standalone(tmp_path) as broker:
+        await until(lambda: _is(broker, "accepted", 10))
+        assert (await described(broker)).leased == 2, "what was settled stays so"
+
+
+@virtual_time
+async def test_a_member_that_comes_back_in_time_keeps_what_it_names_and_the_rest_goes_back_uncharged(
+    tmp_path: Path,
+) -> None:
+    async with queue(tmp_path, resume_ms="10m") as broker:
+        async with speaking(broker) as member:
             await member.open(records=4)
-            first = await member.lease()
-            assert (ranges(first), list(first.deliveries), first.ready) == ([0, 4], [1], True)
-            assert member.rows[1] == [0, 1, 2, 3], "their rows come with them"
-            await member.settle(ack(first.lease, 0, 4), records=20)
-            answered = await member.hear(lambda said: said.answers)
-            assert [(each.number, each.answer) for each in answered.answers] == [(1, pb.SettleAnswer())]
-            second = answered.lease if answered.HasField("lease") else await member.lease()
-            assert (ranges(second), second.ready) == ([4, 6], False)
-            assert second.lease.entry == first.lease.entry + 1, "one entry settled, and lent what comes next"
-            await broker.produce("t", 10, 11)
-            assert ranges(await member.lease()) == [10, 2], "nobody has asked for it"
-            await member.settle(ack(second.lease, 4, 6))
-            await member.hear(lambda said: [each.number for each in said.answers] == [2])
-        async with standalone(tmp_path) as broker:
-            await until(lambda: _is(broker, "accepted", 10))
-            assert (await described(broker)).leased == 2, "what was settled stays so"
-
-    in_virtual_time(scenario())
+            lent = await member.lease()
+        async with speaking(broker) as member:
+            await member.open(held=(pb.HeldLease(lease=lent.lease, ranges=[1, 2]),), records=10)
+            rest = await member.lease()
+            assert (ranges(rest), list(rest.deliveries), list(rest.failures)) == (
+                [0, 1, 2, 1, 0, 6],
+                [2, 2, 1],
+                [0, 0, 0],
+            )
+            await member.settle(ack(lent.lease, 1, 2))
+            [answer] = (await member.hear(lambda said: said.answers)).answers
+            assert answer.answer == pb.SettleAnswer()
+        assert (await described(broker)).charged == 0
 
 
-def test_a_member_that_comes_back_in_time_keeps_what_it_names_and_the_rest_goes_back_uncharged(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path, resume_ms="10m") as broker:
-            async with speaking(broker) as member:
-                await member.open(records=4)
-                lent = await member.lease()
-            async with speaking(broker) as member:
-                await member.open(held=(pb.HeldLease(lease=lent.lease, ranges=[1, 2]),), records=10)
-                rest = await member.lease()
-                assert (ranges(rest), list(rest.deliveries), list(rest.failures)) == (
-                    [0, 1, 2, 1, 0, 6],
-                    [2, 2, 1],
-                    [0, 0, 0],
-                )
-                await member.settle(ack(lent.lease, 1, 2))
-                [answer] = (await member.hear(lambda said: said.answers)).answers
-                assert answer.answer == pb.SettleAnswer()
-            assert (await described(broker)).charged == 0
-
-    in_virtual_time(scenario())
-
-
-def test_what_a_member_claims_by_a_former_lease_is_not_its_own_by_a_later_one(tmp_path: Path) -> None:
+@virtual_time
+async def test_what_a_member_claims_by_a_former_lease_is_not_its_own_by_a_later_one(tmp_path: Path) -> None:
     """It had given a record back and was lent it again, and the stream broke before it heard of either."""
-
-    async def scenario() -> None:
-        async with queue(tmp_path, records=3, resume_ms="10m") as broker:
-            async with speaking(broker) as member:
-                await member.open(records=3)
-                first = await member.lease()
-                await broker.produce("t", 3)
-                await member.settle(released(first.lease, 0, 1), records=5)
-                second = await member.lease()
-                if ranges(second) != [0, 1, 2, 1]:  # what it gave back, or the new record, came a moment later
-                    other = await member.lease()
-                    assert sorted([ranges(second), ranges(other)]) == [[0, 1], [3, 1]]
-                    second = second if ranges(second) == [0, 1] else other
-            async with speaking(broker) as member:
-                claims = (
-                    pb.HeldLease(lease=first.lease, ranges=[0, 3]),
-                    pb.HeldLease(lease=second.lease, ranges=[3, 1]),
-                )
-                await member.open(held=claims, records=10)
-                again = await member.lease()
-                assert ranges(again)[:2] == [0, 1], "nobody has it by the lease that is named"
-                assert (again.deliveries[0], again.failures[0]) == (3, 0)
-
-    in_virtual_time(scenario())
-
-
-def test_a_member_that_does_not_come_back_is_charged_for_what_it_worked_on(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path, resume_ms="300ms", retry_ms="0") as broker, speaking(broker) as other:
-            async with speaking(broker) as member:
-                await member.open(records=8)
-                await member.lease()
-                changed = pb.SessionRequest(
-                    session=1, terms=pb.WorkTerms(working=2), credit=pb.WorkCredit(records=10, watch=True)
-                )
-                await member.say(changed)
-                await member.lease()
-                broke_at = time.monotonic()
-            await other.open(member="b", records=10)
-            lent = await other.lease()
-            assert time.monotonic() - broke_at > 0.29
-            assert (ranges(lent), list(lent.failures)) == ([0, 2, 0, 8], [1, 0]), (
-                "the first ones, as many as it said last"
+    async with queue(tmp_path, records=3, resume_ms="10m") as broker:
+        async with speaking(broker) as member:
+            await member.open(records=3)
+            first = await member.lease()
+            await broker.produce("t", 3)
+            await member.settle(released(first.lease, 0, 1), records=5)
+            second = await member.lease()
+            if ranges(second) != [0, 1, 2, 1]:  # what it gave back, or the new record, came a moment later
+                other = await member.lease()
+                assert sorted([ranges(second), ranges(other)]) == [[0, 1], [3, 1]]
+                second = second if ranges(second) == [0, 1] else other
+        async with speaking(broker) as member:
+            claims = (
+                pb.HeldLease(lease=first.lease, ranges=[0, 3]),
+                pb.HeldLease(lease=second.lease, ranges=[3, 1]),
             )
+            await member.open(held=claims, records=10)
+            again = await member.lease()
+            assert ranges(again)[:2] == [0, 1], "nobody has it by the lease that is named"
+            assert (again.deliveries[0], again.failures[0]) == (3, 0)
 
-    asyncio.run(scenario())
+
+@virtual_time
+async def test_a_member_that_does_not_come_back_is_charged_for_what_it_worked_on(tmp_path: Path) -> None:
+    async with queue(tmp_path, resume_ms="300ms", retry_ms="0") as broker, speaking(broker) as other:
+        async with speaking(broker) as member:
+            await member.open(records=8)
+            await member.lease()
+            changed = pb.SessionRequest(
+                session=1, terms=pb.WorkTerms(working=2), credit=pb.WorkCredit(records=10, watch=True)
+            )
+            await member.say(changed)
+            await member.lease()
+            broke_at = asyncio.get_running_loop().time()
+        await other.open(member="b", records=10)
+        lent = await other.lease()
+        assert asyncio.get_running_loop().time() - broke_at >= 0.3
+        assert (ranges(lent), list(lent.failures)) == ([0, 2, 0, 8], [1, 0]), "the first ones, as many as it said last"
 
 
-def test_what_was_lent_to_a_session_that_is_over_is_not_pushed_into_the_next_one(tmp_path: Path) -> None:
+@virtual_time
+async def test_what_was_lent_to_a_session_that_is_over_is_not_pushed_into_the_next_one(tmp_path: Path) -> None:
     """The entry is on its way while the member opens anew."""
-
-    async def scenario() -> None:
-        async with queue(tmp_path, records=3) as broker, speaking(broker) as stream:
-            await stream.say(
-                pb.SessionRequest(
-                    session=1,
-                    open=pb.WorkOpen(topic="t", group="g", member="a", member_key=b"k" * 16),
-                    credit=pb.WorkCredit(records=3),
-                )
+    async with queue(tmp_path, records=3) as broker, speaking(broker) as stream:
+        await stream.say(
+            pb.SessionRequest(
+                session=1,
+                open=pb.WorkOpen(topic="t", group="g", member="a", member_key=b"k" * 16),
+                credit=pb.WorkCredit(records=3),
             )
-            await stream.open(2, records=3)
-            lent = await stream.lease(2)
-            assert ranges(lent) == [0, 3]
-            assert list(lent.deliveries) in ([1], [2]), "it went back before it was lent again, if it had been lent"
-            with pytest.raises(TritonMQError, match="another session"):
-                raise await stream.error(1)
-            assert (await described(broker)).charged == 0
+        )
+        await stream.open(2, records=3)
+        lent = await stream.lease(2)
+        assert ranges(lent) == [0, 3]
+        assert list(lent.deliveries) in ([1], [2]), "it went back before it was lent again, if it had been lent"
+        with pytest.raises(TritonMQError, match="another session"):
+            raise await stream.error(1)
+        assert (await described(broker)).charged == 0
 
-    in_virtual_time(scenario())
 
-
-def test_another_process_of_the_name_takes_its_place_and_the_former_is_told(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path, retry_ms="0") as broker, speaking(broker) as stream:
-            await stream.open(1, records=10)
-            await stream.lease(1)
-            await stream.open(2, key=b"z" * 16, records=10)
-            assert isinstance(await stream.error(1), MemberInUse)
-            assert list((await stream.lease(2)).failures) == [1, 0]
-            await stream.open(3, records=10)
-            assert isinstance(await stream.error(3), MemberInUse), "and is told so again"
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_another_process_of_the_name_takes_its_place_and_the_former_is_told(tmp_path: Path) -> None:
+    async with queue(tmp_path, retry_ms="0") as broker, speaking(broker) as stream:
+        await stream.open(1, records=10)
+        await stream.lease(1)
+        await stream.open(2, key=b"z" * 16, records=10)
+        assert isinstance(await stream.error(1), MemberInUse)
+        assert list((await stream.lease(2)).failures) == [1, 0]
+        await stream.open(3, records=10)
+        assert isinstance(await stream.error(3), MemberInUse), "and is told so again"
 
 
 async def _is(broker: Broker, field: str, value: int) -> bool:
     return bool(getattr(await described(broker), field) == value)
 
 
-def test_a_deleted_group_ends_its_sessions(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker, speaking(broker) as stream:
-            await stream.open(records=20, watch=False)
-            await stream.lease()
-            await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g", change=pb.QUEUE_DELETE))
-            await broker.produce("t", 1)
-            assert isinstance(await stream.error(), UnknownQueue)
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_deleted_group_ends_its_sessions(tmp_path: Path) -> None:
+    async with queue(tmp_path) as broker, speaking(broker) as stream:
+        await stream.open(records=20, watch=False)
+        await stream.lease()
+        await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g", change=pb.QUEUE_DELETE))
+        await broker.produce("t", 1)
+        assert isinstance(await stream.error(), UnknownQueue)
 
 
 # ---------------------------------------------------------------- what nobody means
@@ -196,24 +179,22 @@ def test_a_deleted_group_ends_its_sessions(tmp_path: Path) -> None:
         (pb.SessionRequest(check=[pb.LeaseId(leader_epoch=99)]), "another broker may lead"),
     ],
 )
-def test_what_cannot_be_meant_ends_its_session_and_no_other(
+@virtual_time
+async def test_what_cannot_be_meant_ends_its_session_and_no_other(
     tmp_path: Path, said: pb.SessionRequest, words: str
 ) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker, speaking(broker) as stream:
-            await stream.open(1, "a", records=1)
-            await stream.open(2, "b")
-            await stream.lease(1)
-            said.session = 1
-            await stream.say(said)
-            assert words in str(await stream.error(1))
-            await stream.credit(1, 2)
-            assert ranges(await stream.lease(2)) == [1, 1]
-            await stream.say(said, pb.SessionRequest(session=77, close=True))
-            await stream.credit(2, 2)
-            assert ranges(await stream.lease(2)) == [2, 1], "what is said of no session is passed over"
-
-    in_virtual_time(scenario())
+    async with queue(tmp_path) as broker, speaking(broker) as stream:
+        await stream.open(1, "a", records=1)
+        await stream.open(2, "b")
+        await stream.lease(1)
+        said.session = 1
+        await stream.say(said)
+        assert words in str(await stream.error(1))
+        await stream.credit(1, 2)
+        assert ranges(await stream.lease(2)) == [1, 1]
+        await stream.say(said, pb.SessionRequest(session=77, close=True))
+        await stream.credit(2, 2)
+        assert ranges(await stream.lease(2)) == [2, 1], "what is said of no session is passed over"
 
 
 @pytest.mark.parametrize(
@@ -245,65 +226,56 @@ def test_what_cannot_be_meant_ends_its_session_and_no_other(
         ),
     ],
 )
-def test_what_cannot_be_opened_is_refused_by_name(tmp_path: Path, opened: pb.WorkOpen, words: str) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker, speaking(broker) as stream:
-            await stream.say(pb.SessionRequest(session=1, open=opened))
-            assert words in str(await stream.error(1))
-            await stream.open(1, records=1)
-            assert ranges(await stream.lease()) == [0, 1]
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_what_cannot_be_opened_is_refused_by_name(tmp_path: Path, opened: pb.WorkOpen, words: str) -> None:
+    async with queue(tmp_path) as broker, speaking(broker) as stream:
+        await stream.say(pb.SessionRequest(session=1, open=opened))
+        assert words in str(await stream.error(1))
+        await stream.open(1, records=1)
+        assert ranges(await stream.lease()) == [0, 1]
 
 
-def test_claims_of_what_others_have_are_gone(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker, speaking(broker) as stream:
-            await stream.open(1, "a", records=5)
-            lent = await stream.lease(1)
-            await stream.open(2, "b", held=(pb.HeldLease(lease=lent.lease, ranges=[0, 5]),))
-            assert list((await stream.hear(lambda said: said.gone, 2)).gone) == [lent.lease]
-            await stream.settle(ack(lent.lease, 0, 5), session=2)
-            [answer] = (await stream.hear(lambda said: said.answers, 2)).answers
-            assert list(answer.answer.lost) == [0, 5]
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_claims_of_what_others_have_are_gone(tmp_path: Path) -> None:
+    async with queue(tmp_path) as broker, speaking(broker) as stream:
+        await stream.open(1, "a", records=5)
+        lent = await stream.lease(1)
+        await stream.open(2, "b", held=(pb.HeldLease(lease=lent.lease, ranges=[0, 5]),))
+        assert list((await stream.hear(lambda said: said.gone, 2)).gone) == [lent.lease]
+        await stream.settle(ack(lent.lease, 0, 5), session=2)
+        [answer] = (await stream.hear(lambda said: said.answers, 2)).answers
+        assert list(answer.answer.lost) == [0, 5]
 
 
-def test_a_message_that_names_too_much_ends_its_stream_and_no_other(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker, speaking(broker) as other:
-            await other.open(member="b")
-            for request in (
-                [pb.SessionRequest(session=number) for number in range(limits.WORK_SESSIONS_AT_ONCE_MAX + 1)],
-                [pb.SessionRequest(session=1, settles=[pb.SettleOne()] * (limits.SETTLES_MAX + 1))],
-                [pb.SessionRequest(session=1, settles=[ack(pb.LeaseId(), *[1] * 1_100_000)])],
-            ):
-                async with speaking(broker) as stream:
-                    await stream.say(*request)
-                    with pytest.raises(RequestTooLarge):
-                        await stream.heard()
-            await other.credit(1)
-            assert ranges(await other.lease()) == [0, 1]
-
-    asyncio.run(scenario())
+@virtual_time
+async def test_a_message_that_names_too_much_ends_its_stream_and_no_other(tmp_path: Path) -> None:
+    async with queue(tmp_path) as broker, speaking(broker) as other:
+        await other.open(member="b")
+        for request in (
+            [pb.SessionRequest(session=number) for number in range(limits.WORK_SESSIONS_AT_ONCE_MAX + 1)],
+            [pb.SessionRequest(session=1, settles=[pb.SettleOne()] * (limits.SETTLES_MAX + 1))],
+            [pb.SessionRequest(session=1, settles=[ack(pb.LeaseId(), *[1] * 1_100_000)])],
+        ):
+            async with speaking(broker) as stream:
+                await stream.say(*request)
+                with pytest.raises(RequestTooLarge):
+                    await stream.heard()
+        await other.credit(1)
+        assert ranges(await other.lease()) == [0, 1]
 
 
-def test_more_sessions_than_a_partition_takes_are_refused_and_the_others_work(
+@virtual_time
+async def test_more_sessions_than_a_partition_takes_are_refused_and_the_others_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "WORK_SESSIONS_MAX", 20)
-
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker, speaking(broker) as stream:
-            for number in range(1, 21):
-                await stream.open(number, f"m{number}")
-            await stream.open(21, "m21")
-            assert isinstance(await stream.error(21), Overloaded)
-            await stream.credit(1, 20)
-            assert ranges(await stream.lease(20)) == [0, 1]
-            await stream.say(pb.SessionRequest(session=1, close=True))
-            await stream.open(22, "m22", records=1)
-            assert ranges(await stream.lease(22)) == [1, 1]
-
-    in_virtual_time(scenario())
+    async with queue(tmp_path) as broker, speaking(broker) as stream:
+        for number in range(1, 21):
+            await stream.open(number, f"m{number}")
+        await stream.open(21, "m21")
+        assert isinstance(await stream.error(21), Overloaded)
+        await stream.credit(1, 20)
+        assert ranges(await stream.lease(20)) == [0, 1]
+        await stream.say(pb.SessionRequest(session=1, close=True))
+        await stream.open(22, "m22", records=1)
+        assert ranges(await stream.lease(22)) == [1, 1]

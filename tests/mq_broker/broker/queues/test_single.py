@@ -41,13 +41,6 @@ class Turns:
         return bool(self.choose(member, now_ms, present=present).runs)
 
 
-def test_a_member_that_has_records_is_lent_those_that_follow() -> None:
-    turns = Turns()
-    assert turns.choose("a").ranges == ((0, 5),)
-    turns.write(Lease(((0, 5),), "a"))
-    assert turns.choose("a").ranges == ((5, 10),)
-
-
 @pytest.mark.parametrize(
     "step", [Accept(((0, 5),)), Return(((0, 5),)), Return(((0, 5),), True, 0, "no")], ids=["ack", "release", "fail"]
 )
@@ -88,48 +81,7 @@ def test_a_record_that_waits_or_is_doomed_holds_up_all_that_follows_and_is_named
     assert (turns.choose("a").ranges, turns.single.blocked_by(50)) == ((), 2)
 
 
-def test_a_record_whose_next_failure_is_its_last_is_lent_alone_once_it_is_due() -> None:
-    turns = Turns(limit=2)
-    turns.write(Lease(((0, 3),), "a"))
-    assert not turns.single.waits_alone(0)
-    turns.write(Return(((0, 1),), True, 50, "no"))
-    turns.write(Return(((1, 3),)))
-    assert not turns.single.waits_alone(49)
-    assert not turns.choose("a").runs
-    turns.now_us = 50
-    assert turns.single.waits_alone(50)
-    assert not turns.choose("a", alone=False).runs
-    assert turns.choose("a").ranges == ((0, 1),)
-    turns.write(Lease(((0, 1),), "a"))
-    assert not turns.single.waits_alone(50), "the next one may be lent with others"
-    assert turns.choose("a", alone=False).ranges == ((1, 3), (3, 6))
-    turns.write(Return(((0, 1),), True, 0, "no"))
-    assert not turns.single.waits_alone(50), "it is doomed"
-    assert turns.single.blocked_by(50) == 0
-
-
 # ---------------------------------------------------------------- how many keys are known
-
-
-def test_the_keys_of_all_that_was_lent_are_read_first_and_of_nothing_that_is_settled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ordering, "READ_AHEAD", 4)
-    monkeypatch.setattr(ordering, "LOOK_AHEAD_MAX", 3)
-    state = WorkState(1, 0)
-    state.apply(Lease(((0, 20),), "a"), LeaseId(1, 1, 0), 30)
-    state.apply(Accept(((0, 10), (12, 13))), LeaseId(1, 2, 0), 30)
-    keys = ByKey(state, 0)
-    assert keys.to_read(30) == (10, 20)
-    keys.add(14, [10, 11, 12], [1, 1, 1])
-    assert list(keys.index.of(((0, 30),))) == [(10, 1), (11, 1)]
-    assert (keys.knows_lent, keys.knows(30), keys.to_read(30)) == (False, False, (14, 20))
-    keys.add(20, [], [])
-    assert (keys.knows_lent, keys.full) == (True, False)
-    assert not ByKey(state, 0).knows_lent
-    crowded = ByKey(state, 0)
-    crowded.add(16, [13, 14, 15], [1, 1, 1])
-    assert (crowded.full, crowded.knows_lent) == (True, True)
 
 
 def test_the_first_record_of_the_key_that_most_wait_for_is_named_if_it_cannot_be_lent(

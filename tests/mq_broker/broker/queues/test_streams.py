@@ -21,7 +21,8 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.errors import StorageFailed
 from mq_protocol.queue_settings import QueueSettings
-from tests.mq_broker.broker.queues.partitions import Led, rounds, scenario
+from tests.coroutines import real_time
+from tests.mq_broker.broker.queues.partitions import Led, rounds
 
 NOBODYS = pb.LeaseId(leader_epoch=1, entry=1)
 
@@ -84,43 +85,43 @@ async def passed() -> None:
         await rounds()
 
 
-@scenario
-async def test_of_a_client_that_does_not_read_no_more_is_heard_until_it_does() -> None:
+@real_time
+async def test_of_a_client_that_does_not_read_no_more_is_heard_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says more and more, of which each word has an answer; what it says waits then, in TCP."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions_module, "UNTOLD_MAX", 100)
-        world = World()
-        extend = [pb.SettleOne(ranges=[offset, 1], outcome=pb.OUTCOME_EXTEND) for offset in range(10)] * 4
-        stream = world.says(opened("a"), *[pb.SessionRequest(session=1, settles=extend)] * 50)
-        await passed()
-        assert world.heard < 51  # of as many; how many more before it stops is a matter of turns
-        world.reads.set()
-        await passed()
-        assert sum(len(said.answers) for said in world.told) == 50 * len(extend)
-        world.goes.set()
-        await stream
+    monkeypatch.setattr(sessions_module, "UNTOLD_MAX", 100)
+    world = World()
+    extend = [pb.SettleOne(ranges=[offset, 1], outcome=pb.OUTCOME_EXTEND) for offset in range(10)] * 4
+    stream = world.says(opened("a"), *[pb.SessionRequest(session=1, settles=extend)] * 50)
+    await passed()
+    assert world.heard < 51  # of as many; how many more before it stops is a matter of turns
+    world.reads.set()
+    await passed()
+    assert sum(len(said.answers) for said in world.told) == 50 * len(extend)
+    world.goes.set()
+    await stream
 
 
-@scenario
-async def test_answers_do_not_all_go_into_one_message_and_each_message_is_counted_until_it_is_sent() -> None:
+@real_time
+async def test_answers_do_not_all_go_into_one_message_and_each_message_is_counted_until_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An answer takes the time of some hundred bytes, and others wait meanwhile."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions_module, "FETCH_CHUNK_BYTES", 10 * ANSWER_BYTES)
-        world = World()
-        world.reads.set()
-        many = pb.SessionRequest(session=1, settles=[pb.SettleOne(lease=NOBODYS)] * 100)
-        stream = world.says(opened("a"), many)
-        await passed()
-        answers = [sum(len(said.answers) for said in message.header.sessions) for message in world.sent]
-        assert (sum(answers), max(answers) <= 10) == (100, True)
-        sizes = [sum(map(len, message.parts)) + message.header.ByteSize() for message in world.sent]
-        assert world.counted == [COPIES_SENT * size for size in sizes]
-        assert world.held.bytes == 0
-        world.goes.set()
-        await stream
+    monkeypatch.setattr(sessions_module, "FETCH_CHUNK_BYTES", 10 * ANSWER_BYTES)
+    world = World()
+    world.reads.set()
+    many = pb.SessionRequest(session=1, settles=[pb.SettleOne(lease=NOBODYS)] * 100)
+    stream = world.says(opened("a"), many)
+    await passed()
+    answers = [sum(len(said.answers) for said in message.header.sessions) for message in world.sent]
+    assert (sum(answers), max(answers) <= 10) == (100, True)
+    sizes = [sum(map(len, message.parts)) + message.header.ByteSize() for message in world.sent]
+    assert world.counted == [COPIES_SENT * size for size in sizes]
+    assert world.held.bytes == 0
+    world.goes.set()
+    await stream
 
 
-@scenario
+@real_time
 async def test_the_number_of_a_session_that_was_closed_may_be_given_to_the_next_one() -> None:
     """What the former was still to be told is not told, and the end of it is not the end of the next one."""
     world = World()

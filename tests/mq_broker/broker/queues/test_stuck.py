@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from mq_broker.broker.queues.stuck import STUCK_MS, Stuck
 from mq_broker.coordination.interface import QueueSpec
 from mq_broker.core.work.steps import Accept, Lease
 from mq_broker.measured import ALARMS
-from tests.mq_broker.broker.queues.test_describing import TOPIC, World, run
+from tests.coroutines import real_time
+from tests.mq_broker.broker.queues.test_describing import TOPIC, World, led
 
 
 class Watched:
@@ -40,17 +42,18 @@ class Watched:
         return self.stuck.alarm("t-0", "g")
 
 
-def watched(tmp_path: Path, scenario: Callable[[Watched], Awaitable[None]]) -> None:
-    async def with_it(world: World) -> None:
-        await scenario(Watched(world))
+@asynccontextmanager
+async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
+    async with led(tmp_path) as world:
+        yield Watched(world)
 
-    run(tmp_path, with_it)
 
-
-def test_ready_records_that_members_ask_for_and_nobody_is_lent_are_an_alarm_after_a_minute(
+@real_time
+async def test_ready_records_that_members_ask_for_and_nobody_is_lent_are_an_alarm_after_a_minute(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(seen: Watched) -> None:
+    caplog.set_level(logging.WARNING)
+    async with watched(tmp_path) as seen:
         before = ALARMS.rows()["queue_stuck",]
         assert seen.later(0) == ""
         assert seen.later(STUCK_MS - 1) == ""
@@ -67,30 +70,25 @@ def test_ready_records_that_members_ask_for_and_nobody_is_lent_are_an_alarm_afte
         await seen.world.write(Accept(((0, 10),)))
         assert seen.later(1) == ""
 
-    with caplog.at_level(logging.WARNING):
-        watched(tmp_path, scenario)
 
-
-def test_what_has_no_reason_to_move_is_no_alarm(tmp_path: Path) -> None:
-    async def nobody_asks(seen: Watched) -> None:
+@real_time
+async def test_what_has_no_reason_to_move_is_no_alarm(tmp_path: Path) -> None:
+    async with watched(tmp_path / "a") as seen:
         seen.asks = False
         assert [seen.later(STUCK_MS) for _ in range(3)] == [""] * 3
-
-    async def all_is_lent(seen: Watched) -> None:
+    async with watched(tmp_path / "b") as seen:
         await seen.world.write(Lease(((0, 100),), "m"))
         assert [seen.later(STUCK_MS) for _ in range(3)] == [""] * 3
 
-    watched(tmp_path / "a", nobody_asks)
-    watched(tmp_path / "b", all_is_lent)
-
 
 @pytest.mark.parametrize("settings", [{"paused": "true"}, {"order": "key"}])
-def test_a_pause_and_an_order_that_waits_for_a_lease_are_no_alarm(tmp_path: Path, settings: dict[str, str]) -> None:
-    async def scenario(seen: Watched) -> None:
+@real_time
+async def test_a_pause_and_an_order_that_waits_for_a_lease_are_no_alarm(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    async with watched(tmp_path) as seen:
         await seen.world.write(Lease(((0, 1),), "m"))
         queues = {"g": QueueSpec(3, settings=settings)}
         seen.world.broker.follow_topics({"id": Topic.of(replace(TOPIC.spec, queues=queues))})
         await asyncio.sleep(0)
         assert [seen.later(STUCK_MS) for _ in range(3)] == [""] * 3
-
-    watched(tmp_path, scenario)

@@ -11,14 +11,15 @@ from mq_broker.broker.queues.requests import Asking
 from mq_broker.broker.queues.waiting import BETWEEN_MS, BROKEN_OFF_MS
 from mq_broker.core.work.settling import Ack, Failed
 from mq_protocol.queue_settings import Order
-from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds, scenario
+from tests.coroutines import real_time
+from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds
 
 
 def watch(group: Group, member: str, priority: int) -> Asking:
     return group.ask(member, 0, priority=priority, watches=True)
 
 
-@scenario
+@real_time
 async def test_who_has_a_higher_priority_is_lent_records_first() -> None:
     group = Group(5)
     low, high = group.ask("low", 10), group.ask("high", 10, priority=1)
@@ -27,7 +28,7 @@ async def test_who_has_a_higher_priority_is_lent_records_first() -> None:
     assert not low.answered.done()
 
 
-@scenario
+@real_time
 async def test_the_same_priority_shares_in_the_order_of_asking() -> None:
     group = Group(10)
     asking = [group.ask(member, 5, priority=3) for member in ("b", "a")]
@@ -35,7 +36,7 @@ async def test_the_same_priority_shares_in_the_order_of_asking() -> None:
     assert list(map(offsets, asking)) == [[(0, 5)], [(5, 10)]]
 
 
-@scenario
+@real_time
 async def test_a_lower_one_stands_by_while_a_higher_one_works() -> None:
     group = Group(10)
     high = group.ask("high", 2, priority=1)
@@ -48,7 +49,7 @@ async def test_a_lower_one_stands_by_while_a_higher_one_works() -> None:
     assert low.answered.result().runs == ()
 
 
-@scenario
+@real_time
 async def test_with_spill_a_lower_one_is_lent_what_a_full_one_has_no_room_for() -> None:
     group = Group(10, spill=True)
     high, low = group.ask("high", 2, priority=1), group.ask("low", 5)
@@ -56,7 +57,7 @@ async def test_with_spill_a_lower_one_is_lent_what_a_full_one_has_no_room_for() 
     assert (offsets(high), offsets(low)) == ([(0, 2)], [(2, 7)])
 
 
-@scenario
+@real_time
 async def test_with_spill_a_lower_one_waits_while_a_higher_one_has_room() -> None:
     group = Group(3, spill=True)
     high, low = group.ask("high", 5, priority=1), group.ask("low", 5)
@@ -72,7 +73,7 @@ async def test_with_spill_a_lower_one_waits_while_a_higher_one_has_room() -> Non
     assert offsets(low) == [(3, 5)]
 
 
-@scenario
+@real_time
 async def test_with_spill_one_that_was_told_of_records_is_waited_for() -> None:
     group = Group(0, spill=True)
     watching, low = watch(group, "high", 1), group.ask("low", 5)
@@ -86,7 +87,7 @@ async def test_with_spill_one_that_was_told_of_records_is_waited_for() -> None:
     assert offsets(high) == [(0, 4)]
 
 
-@scenario
+@real_time
 async def test_with_spill_nobody_waits_for_one_that_has_its_last_try_of_a_record() -> None:
     group = Group(3, spill=True, delivery_limit=2, retry_ms=0)
     lease = await lease_of(group, "high", 1, priority=1)
@@ -99,7 +100,7 @@ async def test_with_spill_nobody_waits_for_one_that_has_its_last_try_of_a_record
     assert (high.answered.done(), offsets(low)) == (False, [(1, 3)])
 
 
-@scenario
+@real_time
 async def test_nobody_waits_for_a_higher_one_with_a_filter() -> None:
     group = Group(4)
     group.ask("high", 5, priority=1, filter_text="n > 5")  # nothing is read, so it is lent nothing
@@ -108,7 +109,7 @@ async def test_nobody_waits_for_a_higher_one_with_a_filter() -> None:
     assert offsets(low) == [(0, 4)]
 
 
-@scenario
+@real_time
 async def test_with_spill_who_only_says_that_it_is_there_keeps_nobody_waiting() -> None:
     group = Group(4, spill=True)
     group.ask("high", 0, priority=1)
@@ -117,7 +118,7 @@ async def test_with_spill_who_only_says_that_it_is_there_keeps_nobody_waiting() 
     assert offsets(low) == [(0, 4)]
 
 
-@scenario
+@real_time
 async def test_nobody_waits_for_a_dead_one_for_longer_than_a_lease() -> None:
     group = Group(10, lease_ms=20_000)
     group.ask("high", 2, priority=1)
@@ -133,7 +134,7 @@ async def test_nobody_waits_for_a_dead_one_for_longer_than_a_lease() -> None:
     assert offsets(low) == [(2, 10)]
 
 
-@scenario
+@real_time
 async def test_the_leader_looks_again_by_itself_when_a_dead_one_is_over() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(waiting, "PRESENT_MS_MIN", 30)
@@ -148,7 +149,7 @@ async def test_the_leader_looks_again_by_itself_when_a_dead_one_is_over() -> Non
     assert offsets(low) == [(2, 10)]
 
 
-@scenario
+@real_time
 async def test_who_settles_is_there() -> None:
     group = Group(10, lease_ms=20_000)
     lease = (await group.ask("high", 2, priority=1).answered).lease
@@ -162,7 +163,7 @@ async def test_who_settles_is_there() -> None:
     assert not low.answered.done()
 
 
-@scenario
+@real_time
 async def test_one_whose_request_is_broken_off_is_waited_for_a_moment() -> None:
     group = Group(0)
     high, low = watch(group, "high", 1), group.ask("low", 10)
@@ -177,7 +178,7 @@ async def test_one_whose_request_is_broken_off_is_waited_for_a_moment() -> None:
     assert offsets(low) == [(0, 5)]
 
 
-@scenario
+@real_time
 async def test_who_leaves_is_not_waited_for() -> None:
     group = Group(10)
     await group.ask("high", 2, priority=1).answered
@@ -189,7 +190,7 @@ async def test_who_leaves_is_not_waited_for() -> None:
     assert offsets(low) == [(0, 2), (2, 10)], "what it had, and did not name, too"
 
 
-@scenario
+@real_time
 async def test_a_single_active_consumer_of_a_lower_priority_is_relieved() -> None:
     group = Group(10, order=Order.ALL)
     lease = (await group.ask("low", 2).answered).lease

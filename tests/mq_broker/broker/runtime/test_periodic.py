@@ -12,6 +12,7 @@ import pytest
 
 from mq_broker.broker.runtime.periodic import AGAIN_S, ASKED_AT_ONCE, Periodic, Sweep
 from mq_protocol.errors import CoordinationUnavailable, StorageFailed
+from tests.coroutines import virtual_time
 from tests.virtual.world import in_virtual_time
 
 
@@ -40,53 +41,45 @@ async def looked(looks: Looks, seconds: float, **how: Any) -> list[int]:
     return looks.at_ms
 
 
-def test_it_is_looked_so_long_after_the_last_look_or_when_that_said() -> None:
-    async def scenario() -> None:
-        assert await looked(Looks(), 7) == [2_000, 4_000, 6_000]
-        assert await looked(Looks(), 3, at_once=True) == [0, 2_000]
-        assert await looked(Looks(0.5, 0.1), 6) == [2_000, 2_500, 2_600, 4_600]
-        assert await looked(Looks(asyncio.sleep(1.5), asyncio.sleep(0, 0.5)), 7) == [2_000, 5_500, 6_000]
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_it_is_looked_so_long_after_the_last_look_or_when_that_said() -> None:
+    assert await looked(Looks(), 7) == [2_000, 4_000, 6_000]
+    assert await looked(Looks(), 3, at_once=True) == [0, 2_000]
+    assert await looked(Looks(0.5, 0.1), 6) == [2_000, 2_500, 2_600, 4_600]
+    assert await looked(Looks(asyncio.sleep(1.5), asyncio.sleep(0, 0.5)), 7) == [2_000, 5_500, 6_000]
 
 
-def test_it_ends_once_a_look_says_that_there_is_none_after_it() -> None:
-    async def scenario() -> None:
-        looks = Looks(None, math.inf)
-        await Periodic("looks", 2.0, looks).run()
-        assert looks.at_ms == [2_000, 4_000]
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_it_ends_once_a_look_says_that_there_is_none_after_it() -> None:
+    looks = Looks(None, math.inf)
+    await Periodic("looks", 2.0, looks).run()
+    assert looks.at_ms == [2_000, 4_000]
 
 
-def test_a_hint_makes_it_look_at_once_and_one_that_came_during_a_look_once_more() -> None:
-    async def scenario() -> None:
-        for every_s, expected in ((2.0, [2_000, 3_000, 3_500, 5_500]), (math.inf, [3_000, 3_500])):
-            hint = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            for at_s in (3.0, 3.25):
-                loop.call_later(at_s, hint.set)
-            answers = (asyncio.sleep(0.5),) if math.isinf(every_s) else (None, asyncio.sleep(0.5))
-            assert await looked(Looks(*answers), 6, every_s=every_s, hint=hint) == expected
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_hint_makes_it_look_at_once_and_one_that_came_during_a_look_once_more() -> None:
+    for every_s, expected in ((2.0, [2_000, 3_000, 3_500, 5_500]), (math.inf, [3_000, 3_500])):
+        hint = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for at_s in (3.0, 3.25):
+            loop.call_later(at_s, hint.set)
+        answers = (asyncio.sleep(0.5),) if math.isinf(every_s) else (None, asyncio.sleep(0.5))
+        assert await looked(Looks(*answers), 6, every_s=every_s, hint=hint) == expected
 
 
-def test_what_the_coordination_service_did_not_answer_is_said_once_and_asked_again_soon(
+@virtual_time
+async def test_what_the_coordination_service_did_not_answer_is_said_once_and_asked_again_soon(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        away, lost = CoordinationUnavailable("away"), CoordinationUnavailable("lost")
-        hint = asyncio.Event()
-        hint.set()
-        looks = Looks(away, away, lost, None, away)
-        again_ms = round(1_000 * AGAIN_S)
-        times = [0, again_ms, 2 * again_ms, 3 * again_ms, 3 * again_ms + 2_000]
-        assert (await looked(looks, 4, hint=hint, unread="nobody answers"))[:5] == times
-        assert caplog.messages == [f"nobody answers: {told}" for told in ("away", "lost", "away")]
-
-    with caplog.at_level(logging.WARNING):
-        in_virtual_time(scenario())
+    caplog.set_level(logging.WARNING)
+    away, lost = CoordinationUnavailable("away"), CoordinationUnavailable("lost")
+    hint = asyncio.Event()
+    hint.set()
+    looks = Looks(away, away, lost, None, away)
+    again_ms = round(1_000 * AGAIN_S)
+    times = [0, again_ms, 2 * again_ms, 3 * again_ms, 3 * again_ms + 2_000]
+    assert (await looked(looks, 4, hint=hint, unread="nobody answers"))[:5] == times
+    assert caplog.messages == [f"nobody answers: {told}" for told in ("away", "lost", "away")]
 
 
 @pytest.mark.parametrize("error", [StorageFailed("no room"), CoordinationUnavailable("away")])
@@ -99,29 +92,27 @@ async def _raising(error: Exception) -> None:
     await Periodic("looks", 2.0, Looks(error)).run()
 
 
-def test_what_looks_at_partitions_gets_those_that_it_wants_and_others_have_their_turn_meanwhile() -> None:
-    async def scenario() -> None:
-        found: list[list[int]] = []
-        turns = 0
+@virtual_time
+async def test_what_looks_at_partitions_gets_those_that_it_wants_and_others_have_their_turn_meanwhile() -> None:
+    found: list[list[int]] = []
+    turns = 0
 
-        class Seen:
-            def which(self, each: int) -> object:
-                return each % ASKED_AT_ONCE == 1
+    class Seen:
+        def which(self, each: int) -> object:
+            return each % ASKED_AT_ONCE == 1
 
-            def look(self, wanted: Sequence[int]) -> float:
-                found.append([*wanted])
-                return math.inf
+        def look(self, wanted: Sequence[int]) -> float:
+            found.append([*wanted])
+            return math.inf
 
-        async def another() -> None:
-            nonlocal turns
-            while not found:
-                turns += 1
-                await asyncio.sleep(0)
+    async def another() -> None:
+        nonlocal turns
+        while not found:
+            turns += 1
+            await asyncio.sleep(0)
 
-        many = range(5 * ASKED_AT_ONCE)
-        sweep = Sweep("sweep", 0.0, lambda: many, Seen())
-        await asyncio.gather(sweep.run(), another())
-        assert found == [[each for each in many if each % ASKED_AT_ONCE == 1]]
-        assert turns >= 5
-
-    in_virtual_time(scenario())
+    many = range(5 * ASKED_AT_ONCE)
+    sweep = Sweep("sweep", 0.0, lambda: many, Seen())
+    await asyncio.gather(sweep.run(), another())
+    assert found == [[each for each in many if each % ASKED_AT_ONCE == 1]]
+    assert turns >= 5

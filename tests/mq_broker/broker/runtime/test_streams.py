@@ -10,6 +10,7 @@ import pytest
 from mq_broker.broker.runtime.streams import asked_of_each, in_turns, side_by_side, until_one_ends
 from mq_broker.rpc.turns import Turns
 from mq_protocol.limits import YIELD_EVERY
+from tests.coroutines import real_time
 
 
 def test_long_work_on_a_request_rests_between_its_turns() -> None:
@@ -26,23 +27,21 @@ def test_long_work_on_a_request_rests_between_its_turns() -> None:
     assert len(had) >= 3
 
 
-def test_few_are_asked_at_once_and_answers_keep_their_places() -> None:
-    async def scenario() -> None:
-        under_way = most = 0
+@real_time
+async def test_few_are_asked_at_once_and_answers_keep_their_places() -> None:
+    under_way = most = 0
 
-        async def ask(number: int) -> int:
-            nonlocal under_way, most
-            under_way += 1
-            most = max(most, under_way)
-            await asyncio.sleep(0)
-            under_way -= 1
-            return -number
+    async def ask(number: int) -> int:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return -number
 
-        numbers = range(3 * YIELD_EVERY + 1)
-        assert await asked_of_each(ask, numbers) == [-number for number in numbers]
-        assert most == YIELD_EVERY
-
-    asyncio.run(scenario())
+    numbers = range(3 * YIELD_EVERY + 1)
+    assert await asked_of_each(ask, numbers) == [-number for number in numbers]
+    assert most == YIELD_EVERY
 
 
 async def ended_slowly(ended: list[str], error: Exception | None = None) -> None:
@@ -63,39 +62,33 @@ async def raising(error: Exception | None) -> None:
         raise error
 
 
-def test_the_first_side_that_ends_ends_the_others_which_have_ended_then() -> None:
-    async def scenario() -> None:
-        ended: list[str] = []
-        await asyncio.wait_for(until_one_ends(raising(None), ended_slowly(ended)), 10)
-        assert ended == ["ended"]
-
-    asyncio.run(scenario())
+@real_time
+async def test_the_first_side_that_ends_ends_the_others_which_have_ended_then() -> None:
+    ended: list[str] = []
+    await asyncio.wait_for(until_one_ends(raising(None), ended_slowly(ended)), 10)
+    assert ended == ["ended"]
 
 
 @pytest.mark.parametrize("together", [until_one_ends, side_by_side])
 @pytest.mark.parametrize("later", [None, LookupError("as it ended")], ids=["ends", "fails as it ends"])
-def test_the_first_error_ends_the_other_sides_and_is_raised_whatever_they_raise_then(
+@real_time
+async def test_the_first_error_ends_the_other_sides_and_is_raised_whatever_they_raise_then(
     together: Any, later: Exception | None
 ) -> None:
-    async def scenario() -> None:
-        ended: list[str] = []
-        with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(together(raising(ZeroDivisionError()), ended_slowly(ended, later)), 10)
-        assert ended == ["ended"]
-
-    asyncio.run(scenario())
+    ended: list[str] = []
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(together(raising(ZeroDivisionError()), ended_slowly(ended, later)), 10)
+    assert ended == ["ended"]
 
 
-def test_sides_that_run_together_all_run_to_their_end() -> None:
-    async def scenario() -> None:
-        over: list[int] = []
+@real_time
+async def test_sides_that_run_together_all_run_to_their_end() -> None:
+    over: list[int] = []
 
-        async def side(number: int) -> None:
-            for _ in range(number):
-                await asyncio.sleep(0)
-            over.append(number)
+    async def side(number: int) -> None:
+        for _ in range(number):
+            await asyncio.sleep(0)
+        over.append(number)
 
-        await asyncio.wait_for(side_by_side(*map(side, range(4))), 10)
-        assert over == [0, 1, 2, 3]
-
-    asyncio.run(scenario())
+    await asyncio.wait_for(side_by_side(*map(side, range(4))), 10)
+    assert over == [0, 1, 2, 3]

@@ -14,7 +14,8 @@ from mq_broker.broker.transactions.requests import key_to_wire, listed_name
 from mq_broker.core.entries import SCHEDULED, Abort
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotEnoughReplicas, Unreachable
-from tests.mq_broker.broker.transactions.worlds import KEY, OTHER, World, known, line, run, staged
+from tests.coroutines import real_time, virtual_time
+from tests.mq_broker.broker.transactions.worlds import KEY, OTHER, World, known, line, played, staged
 
 
 def aborts(world: World) -> Aborting:
@@ -25,8 +26,9 @@ def aborts(world: World) -> Aborting:
     return Aborting(stand_in, stand_in, world.transactions)
 
 
-def test_what_is_decided_and_staged_is_summed_up_by_query_where_it_is_led() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_what_is_decided_and_staged_is_summed_up_by_query_where_it_is_led() -> None:
+    async with played() as world:
         ours = aborts(world)
         world.coordinator.machine.transactions[KEY] = known(4, line(0, 1), finished=False, aborted=True, changed_us=9)
         world.parts["t", 1].stage(
@@ -50,13 +52,11 @@ def test_what_is_decided_and_staged_is_summed_up_by_query_where_it_is_led() -> N
         assert [each.query for each in told.staged] == [listed_name("other")]
         assert not told.known
 
-    run(scenario)
 
-
-def test_a_listing_says_how_much_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@virtual_time
+async def test_a_listing_says_how_much_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aborting, "LISTED_TRANSACTIONS_MAX", 1)
-
-    async def scenario(world: World) -> None:
+    async with played() as world:
         ours = aborts(world)
         world.coordinator.machine.transactions.update({KEY: known(1, changed_us=5), OTHER: known(2, changed_us=6)})
         for number in (0, 1):
@@ -65,15 +65,14 @@ def test_a_listing_says_how_much_it_leaves_out(monkeypatch: pytest.MonkeyPatch) 
         assert [each.query for each in told.known] == [listed_name("other")], "the newest"
         assert (len(told.staged), told.left_out) == (1, 4)
 
-    run(scenario)
-
 
 def test_a_batch_holds_up_retention_if_it_comes_before_where_the_journal_could_begin() -> None:
     part: Any = type("Part", (), {"could_begin": 10})
     assert [pins(part, staged(1, 1, index=index)) for index in (9, 10)] == [True, False]
 
 
-def test_brokers_that_do_not_answer_and_partitions_without_a_leader_are_asked_again_until_time_is_up() -> None:
+@virtual_time
+async def test_brokers_that_do_not_answer_and_partitions_without_a_leader_are_asked_again_until_time_is_up() -> None:
     async def aborted(*answers: object) -> tuple[int, int, list[str]]:
         """How often broker 2 was asked to fence, what was removed, and what may be left."""
         world = World()
@@ -87,7 +86,7 @@ def test_brokers_that_do_not_answer_and_partitions_without_a_leader_are_asked_ag
         assert asyncio.get_running_loop().time() <= deadline
         return len(world.calls), done.discarded, list(done.unreached)
 
-    async def scenario(_world: World) -> None:
+    async with played() as _world:
         left = pb.FenceResponse(left=[pb.TopicPartition(topic="t", partition=9)])
         fenced = pb.FenceResponse()
         fenced.fenced.add(topic="t", partition=9, discarded=3)
@@ -99,11 +98,10 @@ def test_brokers_that_do_not_answer_and_partitions_without_a_leader_are_asked_ag
         asked, discarded, unreached = await aborted(left)
         assert (asked > 1, discarded, unreached) == (True, 0, ["t-9: it has no leader at the moment"])
 
-    run(scenario)
 
-
-def test_an_abort_is_written_at_the_coordinator_and_answers_for_what_was_decided_before() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_an_abort_is_written_at_the_coordinator_and_answers_for_what_was_decided_before() -> None:
+    async with played() as world:
         ours = aborts(world)
         world.brokers = {1: None}
         part = world.coordinator
@@ -118,11 +116,10 @@ def test_an_abort_is_written_at_the_coordinator_and_answers_for_what_was_decided
         with pytest.raises(NotEnoughReplicas):
             await ours.abort_key(request, 1e9)
 
-    run(scenario)
 
-
-def test_a_query_is_aborted_by_any_of_its_names_and_only_for_the_sink_that_is_meant() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_a_query_is_aborted_by_any_of_its_names_and_only_for_the_sink_that_is_meant() -> None:
+    async with played() as world:
         ours = aborts(world)
         world.coordinator.machine.transactions[KEY] = known(4)
         world.parts["t", 0].stage(staged(1, 4, OTHER))
@@ -142,16 +139,12 @@ def test_a_query_is_aborted_by_any_of_its_names_and_only_for_the_sink_that_is_me
         answer = await ours.abort_transaction(pb.AbortTransactionRequest(query="nobody", sink="t"), deadline)
         assert (answer.known, answer.batch_id, answer.published) == (False, -1, True)
 
-    run(scenario)
 
-
-def test_a_shorter_time_that_was_asked_for_counts_and_a_longer_one_does_not() -> None:
-    async def main() -> None:
-        now = asyncio.get_running_loop().time()
-        assert until(0, now + 5) == now + 5
-        assert until(1_000, now + 5) == pytest.approx(now + 1, abs=0.5)
-        assert until(60_000, now + 5) == now + 5
-        assert 1_700 < left_ms(now + 2) <= 1_800
-        assert left_ms(now - 1) == 1
-
-    asyncio.run(main())
+@real_time
+async def test_a_shorter_time_that_was_asked_for_counts_and_a_longer_one_does_not() -> None:
+    now = asyncio.get_running_loop().time()
+    assert until(0, now + 5) == now + 5
+    assert until(1_000, now + 5) == pytest.approx(now + 1, abs=0.5)
+    assert until(60_000, now + 5) == now + 5
+    assert 1_700 < left_ms(now + 2) <= 1_800
+    assert left_ms(now - 1) == 1

@@ -23,6 +23,7 @@ from mq_protocol.errors import (
     TritonMQError,
 )
 from mq_protocol.names import TRANSACTIONS_TOPIC
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.test_three_brokers import Three, three
 from tests.virtual.world import in_virtual_time
@@ -106,61 +107,48 @@ async def _is_fenced(broker: Broker, partition: int = 0) -> bool:
     return False
 
 
-def test_a_coordinator_is_given_nine_tenths_of_the_time_that_is_left() -> None:
-    async def left_ms(seconds: float) -> int:
-        return aborting.left_ms(asyncio.get_running_loop().time() + seconds)
-
-    assert 8_000 < in_virtual_time(left_ms(10.0)) <= 9_000
-    assert in_virtual_time(left_ms(-1.0)) == 1, "0 would be no bound"
-
-
-def test_listings_name_a_query_by_a_digest_and_tell_neither_its_key_nor_a_uuid(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", partitions=2)
-            await stage(broker, 3, 1, 2)
-            line = await stage(broker, 4, 3, partition=1)
-            everything = await listed(broker)
-            staged = await broker.ask("Staged", pb.StagedRequest(topic="t"))
-            for told in (everything, staged):
-                assert b"dead-query" not in told.SerializeToString()
-                assert line.uuids[0] not in told.SerializeToString()
-            [first, second] = everything.staged
-            assert (first.query, first.sink, first.batches, first.rows, first.first_batch_id) == (NAME, "t", 1, 2, 3)
-            assert (second.partition, second.last_batch_id, second.pins) == (1, 4, False)
-            for name in ("dead-query", NAME, "dead-query:t", f"{NAME}:t"):
-                assert len((await listed(broker, name)).staged) == 2, name
-            assert not (await listed(broker, "dead")).staged
-            assert not (await abort(broker, "dead")).known
-            assert not (await abort(broker, sink="another")).known
-            assert not (await abort(broker, "")).known
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_listings_name_a_query_by_a_digest_and_tell_neither_its_key_nor_a_uuid(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t", partitions=2)
+        await stage(broker, 3, 1, 2)
+        line = await stage(broker, 4, 3, partition=1)
+        everything = await listed(broker)
+        staged = await broker.ask("Staged", pb.StagedRequest(topic="t"))
+        for told in (everything, staged):
+            assert b"dead-query" not in told.SerializeToString()
+            assert line.uuids[0] not in told.SerializeToString()
+        [first, second] = everything.staged
+        assert (first.query, first.sink, first.batches, first.rows, first.first_batch_id) == (NAME, "t", 1, 2, 3)
+        assert (second.partition, second.last_batch_id, second.pins) == (1, 4, False)
+        for name in ("dead-query", NAME, "dead-query:t", f"{NAME}:t"):
+            assert len((await listed(broker, name)).staged) == 2, name
+        assert not (await listed(broker, "dead")).staged
+        assert not (await abort(broker, "dead")).known
+        assert not (await abort(broker, sink="another")).known
+        assert not (await abort(broker, "")).known
 
 
-def test_an_operator_is_told_once_which_query_holds_up_retention_and_aborting_it_frees_the_journal(
+@virtual_time
+async def test_an_operator_is_told_once_which_query_holds_up_retention_and_aborting_it_frees_the_journal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Within a minute: a batch of a few bytes does it, and a disk is full in less than an hour."""
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            info = await broker.create_topic("t", retention_bytes="1kB", segment_bytes_max="64KiB")
-            await stage(broker, 7, 1)
-            for first in range(0, 40_000, 2_000):
-                await broker.produce("t", *range(first, first + 2_000))
-            await until(lambda: _pins(broker))
-            await until(lambda: _said(caplog, "transaction abort " + NAME), 60.0)
-            assert not await _is_free(broker)
-            before = _journal_bytes(tmp_path, info.topic_id)
-            assert before > 5 * (64 << 10)
-            await abort(broker)
-            await until(lambda: _shorter(tmp_path, info.topic_id, before // 2))
-            assert len([record for record in caplog.records if "transaction abort" in record.message]) == 1
-            await until(lambda: _is_free(broker))
-
-    with caplog.at_level(logging.ERROR):
-        in_virtual_time(scenario())
+    caplog.set_level(logging.ERROR)
+    async with standalone(tmp_path) as broker:
+        info = await broker.create_topic("t", retention_bytes="1kB", segment_bytes_max="64KiB")
+        await stage(broker, 7, 1)
+        for first in range(0, 40_000, 2_000):
+            await broker.produce("t", *range(first, first + 2_000))
+        await until(lambda: _pins(broker))
+        await until(lambda: _said(caplog, "transaction abort " + NAME), 60.0)
+        assert not await _is_free(broker)
+        before = _journal_bytes(tmp_path, info.topic_id)
+        assert before > 5 * (64 << 10)
+        await abort(broker)
+        await until(lambda: _shorter(tmp_path, info.topic_id, before // 2))
+        assert len([record for record in caplog.records if "transaction abort" in record.message]) == 1
+        await until(lambda: _is_free(broker))
 
 
 async def _pins(broker: Broker) -> bool:
@@ -189,25 +177,22 @@ def _journal_bytes(data: Path, topic_id: str) -> int:
     return total
 
 
-def test_a_key_for_one_decision_is_forgotten_and_asked_again_writes_nothing_twice(
+@virtual_time
+async def test_a_key_for_one_decision_is_forgotten_and_asked_again_writes_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            line = await stage(broker, 0, 1, 2)
-            await decide(broker, 0, line, once=True)
-            await decide(broker, 0, key=pb.TransactionKey(query_id="app:lasting"))
-            assert (await decide(broker, 0, line, once=True)).already_decided
-            await asyncio.sleep(60)  # several rounds
-            assert len((await listed(broker)).known) == 2, "within the hour it is known"
-            monkeypatch.setattr(transaction_upkeep, "FORGET_US", 0)
-            await until(lambda: _only_known(broker, "app:lasting"))
-            await decide(broker, 0, line, once=True)
-            assert await broker.numbers("t") == [1, 2]
-
-    in_virtual_time(scenario())
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        line = await stage(broker, 0, 1, 2)
+        await decide(broker, 0, line, once=True)
+        await decide(broker, 0, key=pb.TransactionKey(query_id="app:lasting"))
+        assert (await decide(broker, 0, line, once=True)).already_decided
+        await asyncio.sleep(60)  # several rounds
+        assert len((await listed(broker)).known) == 2, "within the hour it is known"
+        monkeypatch.setattr(transaction_upkeep, "FORGET_US", 0)
+        await until(lambda: _only_known(broker, "app:lasting"))
+        await decide(broker, 0, line, once=True)
+        assert await broker.numbers("t") == [1, 2]
 
 
 async def _only_known(broker: Broker, query_id: str) -> bool:
@@ -248,38 +233,36 @@ def _of_peers(monkeypatch: pytest.MonkeyPatch) -> list[transactions.Transactions
     return found
 
 
-def test_an_abort_survives_its_coordinator_and_the_leader_where_it_staged(
+@virtual_time
+async def test_an_abort_survives_its_coordinator_and_the_leader_where_it_staged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with three(tmp_path) as cluster:
-            await cluster[1].create_topic("t", partitions=3, replicas=3)
-            await cluster[1].metadata(TRANSACTIONS_TOPIC)
-            for partition in range(3):
-                await stage(cluster[await cluster.leader("t", partition, at=1)], 0, 1, partition=partition)
-            fencing, fence = asyncio.Event(), aborting.Aborting._fence_everywhere
+    async with three(tmp_path) as cluster:
+        await cluster[1].create_topic("t", partitions=3, replicas=3)
+        await cluster[1].metadata(TRANSACTIONS_TOPIC)
+        for partition in range(3):
+            await stage(cluster[await cluster.leader("t", partition, at=1)], 0, 1, partition=partition)
+        fencing, fence = asyncio.Event(), aborting.Aborting._fence_everywhere
 
-            async def never(*_: object) -> Any:
-                fencing.set()
-                await asyncio.Event().wait()
+        async def never(*_: object) -> Any:
+            fencing.set()
+            await asyncio.Event().wait()
 
-            monkeypatch.setattr(aborting.Aborting, "_fence_everywhere", never)
-            asked = await cluster.leader("t", at=1)
-            aborting_first = asyncio.create_task(abort(cluster[asked], timeout_ms=3_000))
-            await asyncio.wait_for(fencing.wait(), 20)  # the abort is committed, and nothing is fenced
-            coordinator = await _coordinator(cluster)
-            await cluster[coordinator].abandon()
-            monkeypatch.setattr(aborting.Aborting, "_fence_everywhere", fence)
-            await asyncio.gather(aborting_first, return_exceptions=True)
-            alive = 1 + coordinator % 3
-            await cluster.leader("t", at=alive, not_=coordinator)
-            done = await until(lambda: _aborted_whole(cluster, alive))
-            assert done.published
-            for partition in range(3):
-                leader = await cluster.leader("t", partition, at=alive, not_=coordinator)
-                await until(functools.partial(_is_fenced, cluster[leader], partition))
-
-    in_virtual_time(scenario())
+        monkeypatch.setattr(aborting.Aborting, "_fence_everywhere", never)
+        asked = await cluster.leader("t", at=1)
+        aborting_first = asyncio.create_task(abort(cluster[asked], timeout_ms=3_000))
+        await asyncio.wait_for(fencing.wait(), 20)  # the abort is committed, and nothing is fenced
+        coordinator = await _coordinator(cluster)
+        await cluster[coordinator].abandon()
+        monkeypatch.setattr(aborting.Aborting, "_fence_everywhere", fence)
+        await asyncio.gather(aborting_first, return_exceptions=True)
+        alive = 1 + coordinator % 3
+        await cluster.leader("t", at=alive, not_=coordinator)
+        done = await until(lambda: _aborted_whole(cluster, alive))
+        assert done.published
+        for partition in range(3):
+            leader = await cluster.leader("t", partition, at=alive, not_=coordinator)
+            await until(functools.partial(_is_fenced, cluster[leader], partition))
 
 
 async def _coordinator(cluster: Three) -> int:

@@ -13,10 +13,10 @@ from mq_broker.broker.transactions import begun_groups
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import QuotaExceeded
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.test_cursors import move
-from tests.virtual.world import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -72,44 +72,41 @@ async def delete(who: Broker, group: str) -> None:
     await who.ask("DeleteGroup", pb.DeleteGroupRequest(group=group, partitions=places, force=True))
 
 
-def test_one_group_more_is_refused_and_one_that_is_there_goes_on(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, greedy, modest):
-            await consume(greedy, "a", 0, 1, 2)
-            await consume(greedy, "b")
-            with pytest.raises(QuotaExceeded, match=TOLD):
-                await consume(greedy, "c")
-            await consume(greedy, "b", 0, 1)
-            for n in range(4):
-                await consume(modest, f"m{n}")
-                await consume(root, f"r{n}")
-            await consume(greedy, "m0")
-            await delete(greedy, "a")
+@virtual_time
+async def test_one_group_more_is_refused_and_one_that_is_there_goes_on(tmp_path: Path) -> None:
+    async with served(tmp_path) as (root, greedy, modest):
+        await consume(greedy, "a", 0, 1, 2)
+        await consume(greedy, "b")
+        with pytest.raises(QuotaExceeded, match=TOLD):
             await consume(greedy, "c")
+        await consume(greedy, "b", 0, 1)
+        for n in range(4):
+            await consume(modest, f"m{n}")
+            await consume(root, f"r{n}")
+        await consume(greedy, "m0")
+        await delete(greedy, "a")
+        await consume(greedy, "c")
+        with pytest.raises(QuotaExceeded, match=TOLD):
+            await consume(greedy, "d")
+
+
+@virtual_time
+async def test_a_group_that_somebody_else_has_deleted_is_begun_anew_by_whoever_comes(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, greedy, modest):
+        await consume(modest, "x")
+        await consume(greedy, "a")
+        await consume(greedy, "b")
+        with pytest.raises(QuotaExceeded, match=TOLD):
+            await consume(greedy, "c")
+        await delete(modest, "x")
+        for group in ("c", "x"):
             with pytest.raises(QuotaExceeded, match=TOLD):
-                await consume(greedy, "d")
-
-    in_virtual_time(main())
-
-
-def test_a_group_that_somebody_else_has_deleted_is_begun_anew_by_whoever_comes(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (_, greedy, modest):
-            await consume(modest, "x")
-            await consume(greedy, "a")
-            await consume(greedy, "b")
-            with pytest.raises(QuotaExceeded, match=TOLD):
-                await consume(greedy, "c")
-            await delete(modest, "x")
-            for group in ("c", "x"):
-                with pytest.raises(QuotaExceeded, match=TOLD):
-                    await consume(greedy, group)
-
-    in_virtual_time(main())
+                await consume(greedy, group)
 
 
 @pytest.mark.parametrize("way", ["consumer", "ephemeral", "spark", "without a stream", "reset", "queue"])
-def test_it_counts_however_it_is_begun(tmp_path: Path, way: str) -> None:
+@virtual_time
+async def test_it_counts_however_it_is_begun(tmp_path: Path, way: str) -> None:
     async def begin(who: Broker, group: str) -> None:
         match way:
             case "consumer" | "ephemeral":
@@ -123,31 +120,26 @@ def test_it_counts_however_it_is_begun(tmp_path: Path, way: str) -> None:
             case "queue":
                 await declare(who, group)
 
-    async def main() -> None:
-        async with served(tmp_path) as (_, greedy, modest):
-            await begin(greedy, "a")
-            await begin(greedy, "b")
-            for refused in (begin, consume):
-                with pytest.raises(QuotaExceeded, match=TOLD):
-                    await refused(greedy, "c")
-            await begin(greedy, "a")
-            await begin(modest, "c")
-
-    in_virtual_time(main())
+    async with served(tmp_path) as (_, greedy, modest):
+        await begin(greedy, "a")
+        await begin(greedy, "b")
+        for refused in (begin, consume):
+            with pytest.raises(QuotaExceeded, match=TOLD):
+                await refused(greedy, "c")
+        await begin(greedy, "a")
+        await begin(modest, "c")
 
 
-def test_what_is_there_at_a_new_start_counts(tmp_path: Path) -> None:
+@virtual_time
+async def test_what_is_there_at_a_new_start_counts(tmp_path: Path) -> None:
     async def leads(who: Broker) -> bool:
         return await who.end("t") == 0
 
-    async def main() -> None:
-        async with served(tmp_path) as (_, greedy, _modest):
-            await consume(greedy, "a")
-            await declare(greedy, "b")
-        async with served(tmp_path) as (_, greedy, _modest):
-            await until(lambda: leads(greedy))
-            with pytest.raises(QuotaExceeded, match=TOLD):
-                await consume(greedy, "c")
-            await consume(greedy, "a")
-
-    in_virtual_time(main())
+    async with served(tmp_path) as (_, greedy, _modest):
+        await consume(greedy, "a")
+        await declare(greedy, "b")
+    async with served(tmp_path) as (_, greedy, _modest):
+        await until(lambda: leads(greedy))
+        with pytest.raises(QuotaExceeded, match=TOLD):
+            await consume(greedy, "c")
+        await consume(greedy, "a")

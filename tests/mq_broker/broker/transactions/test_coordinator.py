@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.transactions import coordinator as transactions
+from mq_broker.broker.transactions.coordinator import REAP_AGE_S
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
     FencedRun,
@@ -22,9 +22,8 @@ from mq_protocol.errors import (
     UnknownTopic,
 )
 from mq_protocol.names import TRANSACTIONS_TOPIC
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
-from tests.often import look_every
-from tests.virtual.world import in_virtual_time
 
 KEY = pb.TransactionKey(query_id="query", sink="t")
 
@@ -59,164 +58,141 @@ async def prepare(broker: Broker, partitions: int = 2) -> None:
     await broker.metadata(TRANSACTIONS_TOPIC)
 
 
-def test_the_coordinators_topic_is_made_when_it_is_first_named(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            answers = await asyncio.gather(*(broker.metadata(TRANSACTIONS_TOPIC) for _ in range(5)))
-            assert len({answer.topics[0].topic_id for answer in answers}) == 1
-            assert [p.leader for p in answers[0].topics[0].partitions] == [1] * 8
-            assert [topic.name for topic in (await broker.metadata()).topics] == []
-            with pytest.raises(InvalidRequest, match="brokers' own"):
-                await broker.produce(TRANSACTIONS_TOPIC, 1)
-            with pytest.raises(InvalidTopicName):
-                await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name=TRANSACTIONS_TOPIC))
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_the_coordinators_topic_is_made_when_it_is_first_named(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        answers = await asyncio.gather(*(broker.metadata(TRANSACTIONS_TOPIC) for _ in range(5)))
+        assert len({answer.topics[0].topic_id for answer in answers}) == 1
+        assert [p.leader for p in answers[0].topics[0].partitions] == [1] * 8
+        assert [topic.name for topic in (await broker.metadata()).topics] == []
+        with pytest.raises(InvalidRequest, match="brokers' own"):
+            await broker.produce(TRANSACTIONS_TOPIC, 1)
+        with pytest.raises(InvalidTopicName):
+            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name=TRANSACTIONS_TOPIC))
 
 
-def test_staged_batches_are_invisible_until_their_decision_publishes_them(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await prepare(broker)
-            manifest = [await stage(broker, 0, 1, 2), await stage(broker, 0, 3), await stage(broker, 0, 4, partition=1)]
-            loser = await stage(broker, 0, 1, 2)
-            assert (await broker.end("t", 0), await broker.end("t", 1)) == (0, 0)
-            answer = await decide(broker, 0, manifest)
-            assert (answer.already_decided, answer.row_count, answer.published) == (False, 4, True)
-            assert (await broker.numbers("t", 0), await broker.numbers("t", 1)) == ([1, 2, 3], [4])
-            assert await staged(broker) == [(loser.partition, 0, 2)]
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_staged_batches_are_invisible_until_their_decision_publishes_them(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await prepare(broker)
+        manifest = [await stage(broker, 0, 1, 2), await stage(broker, 0, 3), await stage(broker, 0, 4, partition=1)]
+        loser = await stage(broker, 0, 1, 2)
+        assert (await broker.end("t", 0), await broker.end("t", 1)) == (0, 0)
+        answer = await decide(broker, 0, manifest)
+        assert (answer.already_decided, answer.row_count, answer.published) == (False, 4, True)
+        assert (await broker.numbers("t", 0), await broker.numbers("t", 1)) == ([1, 2, 3], [4])
+        assert await staged(broker) == [(loser.partition, 0, 2)]
 
 
-def test_asked_again_a_decision_answers_the_same_and_removes_the_new_attempt(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await prepare(broker)
-            first = [await stage(broker, 0, 1, 2)]
-            await decide(broker, 0, first)
-            assert (await decide(broker, 0, first)).already_decided
-            again = [await stage(broker, 0, 1, 2, run="later")]
-            answer = await decide(broker, 0, again, run="later")
-            assert (answer.already_decided, answer.row_count, answer.published) == (True, 2, True)
-            await until(lambda: _nothing_staged(broker))
-            assert await broker.numbers("t") == [1, 2]
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_asked_again_a_decision_answers_the_same_and_removes_the_new_attempt(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await prepare(broker)
+        first = [await stage(broker, 0, 1, 2)]
+        await decide(broker, 0, first)
+        assert (await decide(broker, 0, first)).already_decided
+        again = [await stage(broker, 0, 1, 2, run="later")]
+        answer = await decide(broker, 0, again, run="later")
+        assert (answer.already_decided, answer.row_count, answer.published) == (True, 2, True)
+        await until(lambda: _nothing_staged(broker))
+        assert await broker.numbers("t") == [1, 2]
 
 
-def test_a_topic_that_was_deleted_holds_up_no_decision(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await prepare(broker)
-            manifest = [await stage(broker, 0, 1, 2)]
-            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
-            assert (await decide(broker, 0, manifest)).published
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_topic_that_was_deleted_holds_up_no_decision(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await prepare(broker)
+        manifest = [await stage(broker, 0, 1, 2)]
+        await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
+        assert (await decide(broker, 0, manifest)).published
 
 
-def test_a_topic_made_again_under_its_name_gets_nothing_that_was_staged_before_and_holds_up_no_query(
+@virtual_time
+async def test_a_topic_made_again_under_its_name_gets_nothing_that_was_staged_before_and_holds_up_no_query(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await prepare(broker)
-            before = await stage(broker, 0, 1, 2)
-            before.topic_id = (await broker.metadata("t")).topics[0].topic_id
-            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
-            await broker.create_topic("t")
-            with pytest.raises(UnknownTopic, match="made again"):
-                await decide(broker, 0, [before])
-            again = await stage(broker, 0, 3)
-            again.topic_id = (await broker.metadata("t")).topics[0].topic_id
-            assert (await decide(broker, 0, [again])).published
-            assert await broker.numbers("t") == [3]
-
-    in_virtual_time(scenario())
+    async with standalone(tmp_path) as broker:
+        await prepare(broker)
+        before = await stage(broker, 0, 1, 2)
+        before.topic_id = (await broker.metadata("t")).topics[0].topic_id
+        await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
+        await broker.create_topic("t")
+        with pytest.raises(UnknownTopic, match="made again"):
+            await decide(broker, 0, [before])
+        again = await stage(broker, 0, 3)
+        again.topic_id = (await broker.metadata("t")).topics[0].topic_id
+        assert (await decide(broker, 0, [again])).published
+        assert await broker.numbers("t") == [3]
 
 
-def test_what_must_not_be_decided_is_refused(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await prepare(broker)
-            await decide(broker, 5, [await stage(broker, 5, 1, 2)])
-            with pytest.raises(StaleMicroBatch):
-                await decide(broker, 4, [await stage(broker, 4, 1)])
-            wider = [await stage(broker, 5, 1, 2, 3)]
-            with pytest.raises(ReplayMismatch):
-                await decide(broker, 5, wider)
-            assert (await decide(broker, 5, wider, keep_on_mismatch=True)).row_count == 2
-            await decide(broker, 6, [await stage(broker, 6, 3)], run="new")
-            with pytest.raises(FencedRun):
-                await decide(broker, 7, [await stage(broker, 7, 4)])
-            with pytest.raises(InvalidRequest, match="no query id"):
-                await broker.ask("Decide", pb.DecideRequest(batch_id=1))
-            with pytest.raises(InvalidRequest, match="rows"):
-                await broker.ask("Decide", pb.DecideRequest(key=KEY, batch_id=9, row_count=1))
-            assert await broker.numbers("t") == [1, 2, 3]
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_what_must_not_be_decided_is_refused(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await prepare(broker)
+        await decide(broker, 5, [await stage(broker, 5, 1, 2)])
+        with pytest.raises(StaleMicroBatch):
+            await decide(broker, 4, [await stage(broker, 4, 1)])
+        wider = [await stage(broker, 5, 1, 2, 3)]
+        with pytest.raises(ReplayMismatch):
+            await decide(broker, 5, wider)
+        assert (await decide(broker, 5, wider, keep_on_mismatch=True)).row_count == 2
+        await decide(broker, 6, [await stage(broker, 6, 3)], run="new")
+        with pytest.raises(FencedRun):
+            await decide(broker, 7, [await stage(broker, 7, 4)])
+        with pytest.raises(InvalidRequest, match="no query id"):
+            await broker.ask("Decide", pb.DecideRequest(batch_id=1))
+        with pytest.raises(InvalidRequest, match="rows"):
+            await broker.ask("Decide", pb.DecideRequest(key=KEY, batch_id=9, row_count=1))
+        assert await broker.numbers("t") == [1, 2, 3]
 
 
-def test_a_manifest_that_names_a_topic_under_two_ids_is_refused_before_it_loses_a_part(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await prepare(broker)
-            named, unnamed = await stage(broker, 0, 1), await stage(broker, 0, 2)
-            named.topic_id = (await broker.metadata("t")).topics[0].topic_id
-            with pytest.raises(UnknownTopic, match="start the query again"):
-                await decide(broker, 0, [named, unnamed])
-            unnamed.topic_id = named.topic_id
-            assert (await decide(broker, 0, [named, unnamed])).published
-            assert await broker.numbers("t") == [1, 2]
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_manifest_that_names_a_topic_under_two_ids_is_refused_before_it_loses_a_part(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await prepare(broker)
+        named, unnamed = await stage(broker, 0, 1), await stage(broker, 0, 2)
+        named.topic_id = (await broker.metadata("t")).topics[0].topic_id
+        with pytest.raises(UnknownTopic, match="start the query again"):
+            await decide(broker, 0, [named, unnamed])
+        unnamed.topic_id = named.topic_id
+        assert (await decide(broker, 0, [named, unnamed])).published
+        assert await broker.numbers("t") == [1, 2]
 
 
-def test_an_empty_micro_batch_is_decided_at_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await prepare(broker)
-            assert (await decide(broker, 0, [])).published
-            status = await broker.ask("TransactionStatus", pb.TransactionStatusRequest(key=KEY))
-            assert (status.known, status.batch_id, status.run_id, status.published) == (True, 0, "run", True)
-            unknown = pb.TransactionKey(query_id="other")
-            assert not (await broker.ask("TransactionStatus", pb.TransactionStatusRequest(key=unknown))).known
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_an_empty_micro_batch_is_decided_at_once(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await prepare(broker)
+        assert (await decide(broker, 0, [])).published
+        status = await broker.ask("TransactionStatus", pb.TransactionStatusRequest(key=KEY))
+        assert (status.known, status.batch_id, status.run_id, status.published) == (True, 0, "run", True)
+        unknown = pb.TransactionKey(query_id="other")
+        assert not (await broker.ask("TransactionStatus", pb.TransactionStatusRequest(key=unknown))).known
 
 
-def test_a_manifest_that_names_what_was_never_staged_is_told_to_the_driver(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await prepare(broker)
-            line = pb.StagedBatches(topic="t", partition=0, uuids=[uuid.uuid4().bytes], row_count=1)
-            with pytest.raises(StagedBatchMissing):
-                await decide(broker, 0, [line])
-            with pytest.raises(StagedBatchMissing):
-                await decide(broker, 0, [line])
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_a_manifest_that_names_what_was_never_staged_is_told_to_the_driver(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await prepare(broker)
+        line = pb.StagedBatches(topic="t", partition=0, uuids=[uuid.uuid4().bytes], row_count=1)
+        with pytest.raises(StagedBatchMissing):
+            await decide(broker, 0, [line])
+        with pytest.raises(StagedBatchMissing):
+            await decide(broker, 0, [line])
 
 
-def test_the_reaper_removes_what_has_lost_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    look_every(monkeypatch, reap=0.05)
-    monkeypatch.setattr(transactions, "REAP_AGE_S", 0.0)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await prepare(broker)
-            await stage(broker, 0, 1)
-            await stage(broker, 1, 1, partition=1)
-            winner = await stage(broker, 1, 2)
-            undecided = await stage(broker, 2, 3)
-            await decide(broker, 1, [winner])
-            await until(lambda: _only_staged(broker, (0, 2, 1)))
-            await decide(broker, 2, [undecided])
-            assert await broker.numbers("t") == [2, 3]
-
-    in_virtual_time(scenario())
+@virtual_time
+async def test_the_reaper_removes_what_has_lost_and_nothing_else(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await prepare(broker)
+        await stage(broker, 0, 1)
+        await stage(broker, 1, 1, partition=1)
+        winner = await stage(broker, 1, 2)
+        undecided = await stage(broker, 2, 3)
+        await decide(broker, 1, [winner])
+        await until(lambda: _only_staged(broker, (0, 2, 1)), 5 * REAP_AGE_S)
+        await decide(broker, 2, [undecided])
+        assert await broker.numbers("t") == [2, 3]
 
 
 async def _nothing_staged(broker: Broker) -> bool:
@@ -225,7 +201,3 @@ async def _nothing_staged(broker: Broker) -> bool:
 
 async def _only_staged(broker: Broker, *batches: tuple[int, int, int]) -> bool:
     return await staged(broker) == list(batches)
-
-
-async def _ends(broker: Broker, *ends: int) -> bool:
-    return [await broker.end("t", number) for number in range(len(ends))] == list(ends)

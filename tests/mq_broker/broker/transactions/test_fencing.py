@@ -4,7 +4,8 @@ meanwhile."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from mq_broker.broker.transactions.aborting import Aborting
@@ -12,7 +13,8 @@ from mq_broker.broker.transactions.requests import key_to_wire
 from mq_broker.core.entries import Fence, TransactionKey
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotEnoughReplicas
-from tests.mq_broker.broker.transactions.worlds import KEY, World, run, staged, uuid
+from tests.coroutines import virtual_time
+from tests.mq_broker.broker.transactions.worlds import KEY, World, played, staged, uuid
 
 
 def undecided(part: Any) -> Callable[[Fence], list[bytes]]:
@@ -22,14 +24,13 @@ def undecided(part: Any) -> Callable[[Fence], list[bytes]]:
     ]
 
 
-def fencing(scenario: Callable[[World, Aborting], Awaitable[None]]) -> None:
-    async def main(world: World) -> None:
+@asynccontextmanager
+async def fencing() -> AsyncIterator[tuple[World, Aborting]]:
+    async with played() as world:
         for part in world.parts.values():
             part.machine.undecided = undecided(part)
         stand_in: Any = world
-        await scenario(world, Aborting(stand_in, stand_in, world.transactions))
-
-    run(main)
+        yield world, Aborting(stand_in, stand_in, world.transactions)
 
 
 async def fenced(
@@ -40,8 +41,9 @@ async def fenced(
     return done, {place.partition for place in answer.left}
 
 
-def test_partitions_of_the_topic_that_it_writes_to_and_those_with_something_staged_are_fenced_once() -> None:
-    async def scenario(world: World, ours: Aborting) -> None:
+@virtual_time
+async def test_partitions_of_the_topic_that_it_writes_to_and_those_with_something_staged_are_fenced_once() -> None:
+    async with fencing() as (world, ours):
         elsewhere = TransactionKey("query", "u")
         world.parts["t", 1].stage(staged(1, 4), staged(2, 5))
         assert await fenced(ours) == ({("t", 0): 0, ("t", 1): 2, ("t", 2): 0, ("t", 3): 0}, set())
@@ -54,11 +56,10 @@ def test_partitions_of_the_topic_that_it_writes_to_and_those_with_something_stag
         world.parts["t", 2].stage(staged(3, 1, elsewhere))
         assert await fenced(ours, key=elsewhere) == ({("t", 2): 1}, set())
 
-    fencing(scenario)
 
-
-def test_what_a_decision_names_is_kept() -> None:
-    async def scenario(world: World, ours: Aborting) -> None:
+@virtual_time
+async def test_what_a_decision_names_is_kept() -> None:
+    async with fencing() as (world, ours):
         world.parts["t", 1].stage(staged(1, 4), staged(2, 4))
         world.parts["t", 2].stage(staged(1, 4))
         kept = pb.StagedBatches(topic="t", partition=1, uuids=[uuid(1)], row_count=1)
@@ -67,11 +68,12 @@ def test_what_a_decision_names_is_kept() -> None:
         assert world.parts["t", 1].asked == [Fence(KEY, (uuid(1),))]
         assert world.parts["t", 2].asked == [Fence(KEY)], "it is another partition's"
 
-    fencing(scenario)
 
-
-def test_what_is_led_elsewhere_and_has_something_and_what_refuses_is_told_as_left_and_closed_ones_are_not() -> None:
-    async def scenario(world: World, ours: Aborting) -> None:
+@virtual_time
+async def test_what_is_led_elsewhere_and_has_something_and_what_refuses_is_told_as_left_and_closed_ones_are_not() -> (
+    None
+):
+    async with fencing() as (world, ours):
         parts = [world.parts["t", number] for number in range(4)]
         for part in parts[:3]:
             part.stage(staged(part.number, 4))
@@ -80,5 +82,3 @@ def test_what_is_led_elsewhere_and_has_something_and_what_refuses_is_told_as_lef
         parts[2].closed = True
         assert await fenced(ours) == ({}, {0, 1})
         assert parts[2].asked == []
-
-    fencing(scenario)

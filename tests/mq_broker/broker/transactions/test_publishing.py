@@ -21,14 +21,15 @@ from mq_protocol.errors import (
     UnknownTopic,
 )
 from mq_protocol.names import TRANSACTIONS_TOPIC
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.transactions.worlds import (
     KEY,
     World,
     decision,
     known,
     line,
+    played,
     rounds,
-    run,
     staged,
     uuid,
     within,
@@ -37,8 +38,9 @@ from tests.mq_broker.broker.transactions.worlds import (
 SOON = NotEnoughReplicas("1 live in-sync replica of 2")
 
 
-def test_each_partition_publishes_once_all_that_is_its_own_and_then_the_decision_is_finished() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_each_partition_publishes_once_all_that_is_its_own_and_then_the_decision_is_finished() -> None:
+    async with played() as world:
         decide = decision(3, line(0, 1, 2), line(1, 3), line(0, 4))
         world.decides(decide)
         await world.until_published(decide)
@@ -51,36 +53,10 @@ def test_each_partition_publishes_once_all_that_is_its_own_and_then_the_decision
         for part in (world.parts["t", 0], world.parts["t", 1], world.coordinator):
             assert within(part.deadlines, transactions.ATTEMPT_S)
 
-    run(scenario)
 
-
-def test_publishing_and_finishing_are_tried_until_they_are_done() -> None:
-    async def scenario(world: World) -> None:
-        part = world.parts["t", 0]
-        part.refuse = [SOON, NotLeader("moved"), SOON]
-        world.coordinator.refuse = [SOON, SOON]
-        decide = decision(0, line(0, 1))
-        world.decides(decide)
-        await world.until_published(decide)
-        assert len(part.of(Publish)) == 4
-        assert len(world.coordinator.of(Finish)) == 3
-
-    run(scenario)
-
-
-def test_a_decision_is_finished_only_when_every_partition_has_published() -> None:
-    async def scenario(world: World) -> None:
-        world.parts["t", 1].refuse = [SOON] * 10_000
-        world.decides(decision(0, line(0, 1), line(1, 2)))
-        await rounds(100)
-        assert world.parts["t", 0].of(Publish)
-        assert not world.coordinator.of(Finish)
-
-    run(scenario)
-
-
-def test_what_waits_for_an_earlier_decision_is_told_of_the_later_one_which_alone_goes_on() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_what_waits_for_an_earlier_decision_is_told_of_the_later_one_which_alone_goes_on() -> None:
+    async with played() as world:
         part = world.parts["t", 0]
         part.refuse = [SOON] * 10_000
         first, later = decision(1, line(0, 1)), decision(2, line(1, 2))
@@ -95,11 +71,10 @@ def test_what_waits_for_an_earlier_decision_is_told_of_the_later_one_which_alone
         await rounds()
         assert len(part.asked) == asked, "nothing asks for the earlier one any more"
 
-    run(scenario)
 
-
-def test_a_decision_that_is_heard_of_again_is_published_by_what_is_under_way() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_a_decision_that_is_heard_of_again_is_published_by_what_is_under_way() -> None:
+    async with played() as world:
         world.parts["t", 0].refuse = [SOON] * 20
         decide = decision(2, line(0, 1))
         world.decides(decide)
@@ -111,11 +86,10 @@ def test_a_decision_that_is_heard_of_again_is_published_by_what_is_under_way() -
         assert world.coordinator.asked == [Finish(KEY, 2)]
         assert world.parts["t", 1].asked == []
 
-    run(scenario)
 
-
-def test_a_coordinator_that_leads_no_more_stops_and_says_so_and_others_go_on() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_a_coordinator_that_leads_no_more_stops_and_says_so_and_others_go_on() -> None:
+    async with played() as world:
         part = world.parts["t", 0]
         part.refuse = [SOON] * 10_000
         decide = decision(0, line(0, 1))
@@ -142,11 +116,10 @@ def test_a_coordinator_that_leads_no_more_stops_and_says_so_and_others_go_on() -
         await world.until_published(decide)
         assert world.coordinator.of(Finish)
 
-    run(scenario)
 
-
-def test_batches_that_are_missing_are_told_to_whoever_waits_and_asked_for_all_the_same() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_batches_that_are_missing_are_told_to_whoever_waits_and_asked_for_all_the_same() -> None:
+    async with played() as world:
         part = world.parts["t", 0]
         part.refuse = [StagedBatchMissing("gone")] * 50
         decide = decision(0, line(0, 1))
@@ -159,13 +132,11 @@ def test_batches_that_are_missing_are_told_to_whoever_waits_and_asked_for_all_th
             await rounds(1)
         assert len(part.of(Publish)) == 51
 
-    run(scenario)
 
-
-def test_whoever_waits_later_is_told_at_once_what_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@virtual_time
+async def test_whoever_waits_later_is_told_at_once_what_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "ALARM_BACKOFF_S", 1_000.0)
-
-    async def scenario(world: World) -> None:
+    async with played() as world:
         world.parts["t", 0].refuse = [StagedBatchMissing("gone")]
         decide = decision(0, line(0, 1))
         world.decides(decide)
@@ -175,14 +146,13 @@ def test_whoever_waits_later_is_told_at_once_what_stands_in_the_way(monkeypatch:
         await rounds()
         assert len(world.parts["t", 0].of(Publish)) == 1, "it is asked for again after a pause"
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("error", [UnknownTopic("none"), UnknownPartition("none")])
-def test_what_was_deleted_holds_up_no_decision_but_only_the_coordination_service_may_say_so(
+@virtual_time
+async def test_what_was_deleted_holds_up_no_decision_but_only_the_coordination_service_may_say_so(
     error: TritonMQError,
 ) -> None:
-    async def scenario(world: World) -> None:
+    async with played() as world:
         part = world.parts["t", 0]
         part.refuse = [error] * 20
         world.away = True
@@ -203,11 +173,10 @@ def test_what_was_deleted_holds_up_no_decision_but_only_the_coordination_service
         await world.until_published(gone)
         assert len(part.of(Publish)) == 22
 
-    run(scenario)
 
-
-def test_whoever_waits_past_its_deadline_is_told_that_it_is_still_being_published() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_whoever_waits_past_its_deadline_is_told_that_it_is_still_being_published() -> None:
+    async with played() as world:
         world.parts["t", 0].refuse = [SOON] * 100_000
         decide = decision(0, line(0, 1))
         world.decides(decide)
@@ -216,16 +185,14 @@ def test_whoever_waits_past_its_deadline_is_told_that_it_is_still_being_publishe
         world.parts["t", 0].refuse = []
         await world.until_published(decide)  # those who are gone are told nothing
 
-    run(scenario)
-
 
 # ---------------------------------------------------------------- before it is decided
 
 
-def test_what_is_decided_already_is_not_looked_for_again() -> None:
+@virtual_time
+async def test_what_is_decided_already_is_not_looked_for_again() -> None:
     """Its batches are published, and are not staged any more."""
-
-    async def scenario(world: World) -> None:
+    async with played() as world:
         world.coordinator.machine.transactions[KEY] = known(4, line(0, 1))
         world.coordinator.answer = Decided(already=True, finished=True, row_count=1)
         manifest = [pb.StagedBatches(topic="t", partition=0, uuids=[uuid(1)], row_count=1)]
@@ -243,11 +210,10 @@ def test_what_is_decided_already_is_not_looked_for_again() -> None:
             await world.transactions.decide(request, asyncio.get_running_loop().time() + 5)
             assert not world.parts["t", 0].of(AreStaged), "the coordinator refuses it whatever is staged"
 
-    run(scenario)
 
-
-def test_a_partition_that_cannot_say_for_now_what_it_has_is_asked_again_until_the_deadline() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_a_partition_that_cannot_say_for_now_what_it_has_is_asked_again_until_the_deadline() -> None:
+    async with played() as world:
         part = world.parts["t", 0]
         world.coordinator.answer = Decided(already=True, finished=True, row_count=1)
         manifest = [pb.StagedBatches(topic="t", partition=0, uuids=[uuid(1)], row_count=1)]
@@ -263,11 +229,10 @@ def test_a_partition_that_cannot_say_for_now_what_it_has_is_asked_again_until_th
             await world.transactions.decide(request, deadline)
         assert asyncio.get_running_loop().time() <= deadline
 
-    run(scenario)
 
-
-def test_a_decision_has_the_shorter_of_the_time_that_its_writer_gives_and_the_time_of_the_call() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_a_decision_has_the_shorter_of_the_time_that_its_writer_gives_and_the_time_of_the_call() -> None:
+    async with played() as world:
         world.coordinator.answer = Decided(already=True, finished=True, row_count=0)
         world.coordinator.machine.transactions[KEY] = known(4)
         key = pb.TransactionKey(query_id=KEY.query_id, sink=KEY.sink)
@@ -277,14 +242,13 @@ def test_a_decision_has_the_shorter_of_the_time_that_its_writer_gives_and_the_ti
             await world.transactions.decide(request, asyncio.get_running_loop().time() + 100)
             assert within(world.coordinator.deadlines, longest)
 
-    run(scenario)
-
 
 # ---------------------------------------------------------------- whom to ask
 
 
-def test_a_partition_is_asked_where_it_is_led() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_a_partition_is_asked_where_it_is_led() -> None:
+    async with played() as world:
         world.elsewhere = {("t", 0): 2, ("t", 1): 0, ("t", 2): 9}
         world.parts["t", 3].replica.leading = False
         decide = decision(0, line(0, 1))
@@ -303,8 +267,6 @@ def test_a_partition_is_asked_where_it_is_led() -> None:
         await asked(world, 3)
         assert world.calls[-1][0] == "broker-1", "it is here, and leads no more as this broker knows it"
 
-    run(scenario)
-
 
 async def asked(world: World, number: int) -> None:
     ours = world.transactions
@@ -317,10 +279,11 @@ async def asked(world: World, number: int) -> None:
 # ---------------------------------------------------------------- what partitions' leaders answer
 
 
-def test_a_partition_publishes_and_discards_only_what_is_named_in_the_topic_that_is_meant() -> None:
+@virtual_time
+async def test_a_partition_publishes_and_discards_only_what_is_named_in_the_topic_that_is_meant() -> None:
     key = pb.TransactionKey(query_id="query", sink="t")
 
-    async def scenario(world: World) -> None:
+    async with played() as world:
         ours, part = world.transactions, world.parts["t", 0]
         with pytest.raises(InvalidRequest, match="names none"):
             await ours.publish(pb.PublishRequest(topic="t", key=key), 0.0)
@@ -340,13 +303,12 @@ def test_a_partition_publishes_and_discards_only_what_is_named_in_the_topic_that
         strange = pb.TransactionKey(query_id="stranger", sink="t")
         assert (await ours.discard(pb.DiscardRequest(topic="t", key=strange, uuids=[uuid(1)]), 0.0)).discarded == 0
 
-    run(scenario)
 
-
-def test_the_last_decided_micro_batch_of_a_key_is_told_as_the_journal_has_it() -> None:
+@virtual_time
+async def test_the_last_decided_micro_batch_of_a_key_is_told_as_the_journal_has_it() -> None:
     key = pb.TransactionKey(query_id="query", sink="t")
 
-    async def scenario(world: World) -> None:
+    async with played() as world:
         status = world.transactions.transaction_status
         assert not (await status(pb.TransactionStatusRequest(key=key), 0.0)).known
         for finished, aborted in ((True, False), (False, True)):
@@ -354,5 +316,3 @@ def test_the_last_decided_micro_batch_of_a_key_is_told_as_the_journal_has_it() -
             told = await status(pb.TransactionStatusRequest(key=key), 0.0)
             assert (told.known, told.batch_id, told.run_id, told.row_count) == (True, 8, "run", 1)
             assert (told.published, told.aborted) == (finished, aborted)
-
-    run(scenario)

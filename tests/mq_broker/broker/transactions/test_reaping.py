@@ -12,7 +12,8 @@ from mq_broker.core.entries import Discard, Fence
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotEnoughReplicas, NotLeader, UnknownTopic
 from mq_protocol.names import TRANSACTIONS_TOPIC
-from tests.mq_broker.broker.transactions.worlds import KEY, OTHER, World, known, line, run, staged, uuid, within
+from tests.coroutines import virtual_time
+from tests.mq_broker.broker.transactions.worlds import KEY, OTHER, World, known, line, played, staged, uuid, within
 from tests.simulation.real.substitutes import EPOCH_S
 
 
@@ -21,21 +22,21 @@ def reaped(world: World) -> dict[int, list[object]]:
 
 
 @pytest.mark.parametrize(("finished", "losers"), [(True, (uuid(1), uuid(2))), (False, (uuid(1),))])
-def test_what_no_decision_names_goes_and_what_one_that_is_not_published_yet_names_stays(
+@virtual_time
+async def test_what_no_decision_names_goes_and_what_one_that_is_not_published_yet_names_stays(
     finished: bool, losers: tuple[bytes, ...]
 ) -> None:
-    async def scenario(world: World) -> None:
+    async with played() as world:
         world.coordinator.machine.transactions[KEY] = known(5, finished=finished)
         world.parts["t", 0].stage(staged(1, 4), staged(2, 5), staged(3, 6), staged(4, 4, due_us=1))
         await world.transactions.reap()
         assert reaped(world) == {0: [Discard(KEY, losers)]}
         assert within(world.parts["t", 0].deadlines, transactions.ATTEMPT_S)
 
-    run(scenario)
 
-
-def test_what_is_young_stays() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_what_is_young_stays() -> None:
+    async with played() as world:
         world.coordinator.machine.transactions[KEY] = known(5)
         now_us = round((EPOCH_S + asyncio.get_running_loop().time()) * 1e6)
         world.parts["t", 0].stage(
@@ -44,11 +45,10 @@ def test_what_is_young_stays() -> None:
         await world.transactions.reap()
         assert reaped(world) == {0: [Discard(KEY, (uuid(1),))]}
 
-    run(scenario)
 
-
-def test_what_is_led_elsewhere_or_belongs_to_nobody_that_is_known_stays() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_what_is_led_elsewhere_or_belongs_to_nobody_that_is_known_stays() -> None:
+    async with played() as world:
         world.parts["t", 0].stage(staged(1, 1, OTHER))
         world.parts["t", 1].stage(staged(2, 1))
         world.parts["t", 1].serving = False
@@ -58,11 +58,10 @@ def test_what_is_led_elsewhere_or_belongs_to_nobody_that_is_known_stays() -> Non
         assert reaped(world) == {}
         assert not world.parts[TRANSACTIONS_TOPIC, 0].of(Discard)
 
-    run(scenario)
 
-
-def test_a_key_is_asked_about_once_and_each_partition_has_its_own_losers() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_a_key_is_asked_about_once_and_each_partition_has_its_own_losers() -> None:
+    async with played() as world:
         world.elsewhere = {(TRANSACTIONS_TOPIC, world.coordinator.number): 2}
         world.answers["TransactionStatus"] = pb.TransactionStatusResponse(known=True, batch_id=3, published=True)
         for number in range(3):
@@ -71,12 +70,11 @@ def test_a_key_is_asked_about_once_and_each_partition_has_its_own_losers() -> No
         assert reaped(world) == {number: [Discard(KEY, (uuid(number),))] for number in range(3)}
         assert [method for _, method, _ in world.calls] == ["TransactionStatus"]
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("how", ["unreachable", "no coordinators"])
-def test_what_cannot_be_asked_about_stays(how: str) -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_what_cannot_be_asked_about_stays(how: str) -> None:
+    async with played() as world:
         world.parts["t", 0].stage(staged(1, 1))
         world.elsewhere = {(TRANSACTIONS_TOPIC, world.coordinator.number): 2}
         if how == "unreachable":
@@ -86,11 +84,10 @@ def test_what_cannot_be_asked_about_stays(how: str) -> None:
         await world.transactions.reap()
         assert reaped(world) == {}
 
-    run(scenario)
 
-
-def test_what_an_aborted_query_has_staged_is_fenced_once_its_last_decision_is_published() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_what_an_aborted_query_has_staged_is_fenced_once_its_last_decision_is_published() -> None:
+    async with played() as world:
         transactions_of = world.coordinator.machine.transactions
         world.parts["t", 0].stage(staged(1, 4), staged(2, 6))
         transactions_of[KEY] = known(5, line(1, 9), finished=False, aborted=True)
@@ -103,8 +100,6 @@ def test_what_an_aborted_query_has_staged_is_fenced_once_its_last_decision_is_pu
             await world.transactions.reap()
         assert reaped(world) == {0: [Fence(KEY), Fence(KEY)]}
         assert within(world.parts["t", 0].deadlines, transactions.ATTEMPT_S)
-
-    run(scenario)
 
 
 # ---------------------------------------------------------------- listed
@@ -125,12 +120,12 @@ async def listed(world: World, **fields: object) -> tuple[list[tuple[str, int, i
 
 
 @pytest.mark.parametrize("answer_bytes", [1, 700, 1 << 20])
-def test_a_listing_in_any_number_of_answers_tells_each_batch_once(
+@virtual_time
+async def test_a_listing_in_any_number_of_answers_tells_each_batch_once(
     monkeypatch: pytest.MonkeyPatch, answer_bytes: int
 ) -> None:
     monkeypatch.setattr(transactions, "ANSWER_BYTES_MAX", answer_bytes)
-
-    async def scenario(world: World) -> None:
+    async with played() as world:
         world.parts["t", 1].stage(staged(7, 3, index=8), staged(8, 2, index=5), staged(9, 1, index=9))
         world.parts["t", 0].stage(staged(1, 9, index=70), staged(2, 8, index=60))
         world.parts["t", 2].stage(staged(3, 7))
@@ -138,11 +133,10 @@ def test_a_listing_in_any_number_of_answers_tells_each_batch_once(
         told, _ = await listed(world)
         assert told == [("t", 0, 8), ("t", 0, 9), ("t", 1, 2), ("t", 1, 3), ("t", 1, 1)]
 
-    run(scenario)
 
-
-def test_a_listing_may_be_of_one_topic_which_must_be_there() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_a_listing_may_be_of_one_topic_which_must_be_there() -> None:
+    async with played() as world:
         world.parts["t", 0].stage(staged(1, 9, timestamp_us=77))
         world.parts[TRANSACTIONS_TOPIC, 0].stage(staged(2, 8))
         told, answer = await listed(world, topic="t")
@@ -152,5 +146,3 @@ def test_a_listing_may_be_of_one_topic_which_must_be_there() -> None:
         assert len((await listed(world))[0]) == 2
         with pytest.raises(UnknownTopic):
             await listed(world, topic="nothing")
-
-    run(scenario)

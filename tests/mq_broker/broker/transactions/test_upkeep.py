@@ -12,7 +12,8 @@ from mq_broker.broker.transactions.upkeep import Upkeep
 from mq_broker.core.entries import SCHEDULED, Forget, TransactionKey
 from mq_protocol.errors import NotEnoughReplicas
 from mq_protocol.names import TRANSACTIONS_TOPIC
-from tests.mq_broker.broker.transactions.worlds import Part, World, known, run, staged, within
+from tests.coroutines import virtual_time
+from tests.mq_broker.broker.transactions.worlds import Part, World, known, played, staged, within
 
 KEYS = [TransactionKey(f"query {number}", "t") for number in range(3)]
 
@@ -27,8 +28,9 @@ async def forget(world: World) -> None:
     await Upkeep(shell, lambda: 100).forget(90, shell.partitions())
 
 
-def test_keys_are_forgotten_only_by_coordinators_that_serve() -> None:
-    async def scenario(world: World) -> None:
+@virtual_time
+async def test_keys_are_forgotten_only_by_coordinators_that_serve() -> None:
+    async with played() as world:
         for part in world.parts.values():
             over(part)
             part.serving = part.number == 0
@@ -38,15 +40,13 @@ def test_keys_are_forgotten_only_by_coordinators_that_serve() -> None:
         assert serving.asked == [Forget(tuple(KEYS))]
         assert within(serving.deadlines, upkeep._ATTEMPT_S)
 
-    run(scenario)
 
-
-def test_a_coordinator_that_cannot_forget_is_left_alone_until_later_and_others_go_on(
+@virtual_time
+async def test_a_coordinator_that_cannot_forget_is_left_alone_until_later_and_others_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(upkeep, "FORGOTTEN_AT_ONCE", 1)
-
-    async def scenario(world: World) -> None:
+    async with played() as world:
         first, second = (world.parts[TRANSACTIONS_TOPIC, number] for number in (0, 1))
         over(first)
         over(second)
@@ -54,14 +54,13 @@ def test_a_coordinator_that_cannot_forget_is_left_alone_until_later_and_others_g
         await forget(world)
         assert (len(first.asked), len(second.asked)) == (1, 3)
 
-    run(scenario)
 
-
-def test_who_holds_up_retention_is_told_with_what_frees_it(caplog: pytest.LogCaptureFixture) -> None:
+@virtual_time
+async def test_who_holds_up_retention_is_told_with_what_frees_it(caplog: pytest.LogCaptureFixture) -> None:
     """`transaction abort` is refused for what queue groups stage."""
     of_group = TransactionKey(f"work:{'a' * 32}/3/workers", "t")
 
-    async def scenario(world: World) -> None:
+    async with played() as world:
         part: Any = world.parts["t", 0]
         part.stage(replace(staged(1, 0, KEYS[0]), owner="User:etl"), staged(2, 0, of_group))
         part.could_begin = 4
@@ -73,8 +72,6 @@ def test_who_holds_up_retention_is_told_with_what_frees_it(caplog: pytest.LogCap
         keeping = Upkeep(shell, lambda: 0)
         for now_ms in (0, upkeep.ALARM_MS):
             keeping.alarm(now_ms, shell.partitions())
-
-    run(scenario)
     of_query, of_queue = sorted((record.getMessage() for record in caplog.records), key=lambda text: "queue" in text)
     assert "query 'query 0' of User:etl staged for 't'" in of_query
     assert "tritonmq transaction abort" in of_query

@@ -4,7 +4,8 @@ told to."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,6 @@ from mq_protocol.errors import CoordinationUnavailable, NotLeader, TritonMQError
 from mq_protocol.manifest import StagedPart
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from mq_protocol.partitioner import coordinator_partition
-from tests.virtual.world import in_virtual_time
 
 KEY = TransactionKey("query", "t")
 OTHER = TransactionKey("other", "t")
@@ -173,17 +173,16 @@ class World:
         return answer
 
 
-def run(scenario: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        world = World()
-        try:
-            await asyncio.wait_for(scenario(world), 86_400)
-        finally:
-            for task in world.tasks:
-                task.cancel()
-            await asyncio.gather(*world.tasks, return_exceptions=True)
-
-    in_virtual_time(main())
+@contextlib.asynccontextmanager
+async def played() -> AsyncIterator[World]:
+    world = World()
+    try:
+        async with asyncio.timeout(86_400):
+            yield world
+    finally:
+        for task in world.tasks:
+            task.cancel()
+        await asyncio.gather(*world.tasks, return_exceptions=True)
 
 
 async def rounds(count: int = 30) -> None:

@@ -10,11 +10,13 @@ import pytest
 from mq_broker.storage.identity import load_identity
 from mq_broker.storage.journal.recovered import read_mark
 from mq_broker.storage.opening.opening import open_disk_journal
-from tests.mq_broker.storage.bed import PLACE, Bed, Heard, eventually, frames_of, joined, on_a_bed, open_files_under
+from tests.coroutines import real_time
+from tests.mq_broker.storage.bed import PLACE, Bed, Heard, eventually, frames_of, joined, open_files_under
 
 
-def test_entries_are_flushed_while_a_background_sync_is_under_way(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_entries_are_flushed_while_a_background_sync_is_under_way(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "os") as bed:
         journal, heard, _ = bed.open()
         other_heard = Heard()
         other = open_disk_journal(tmp_path / "other", PLACE, "os", other_heard, bed.writer).journal
@@ -30,11 +32,10 @@ def test_entries_are_flushed_while_a_background_sync_is_under_way(tmp_path: Path
         await other.close()
         await journal.close()
 
-    on_a_bed(test, tmp_path, "os")
 
-
-def test_a_background_sync_marks_no_more_than_was_written_before_it(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_background_sync_marks_no_more_than_was_written_before_it(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "os") as bed:
         journal, heard, _ = bed.open()
         await bed.append_and_hold_sync(journal, frames_of(1, 3))
         journal.append(frames_of(4, 5))
@@ -45,11 +46,10 @@ def test_a_background_sync_marks_no_more_than_was_written_before_it(tmp_path: Pa
         await journal.close()
         assert read_mark(bed.path, PLACE) == 5
 
-    on_a_bed(test, tmp_path, "os")
 
-
-def test_a_background_sync_that_fails_has_all_that_it_missed_written_again(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_background_sync_that_fails_has_all_that_it_missed_written_again(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "os") as bed:
         journal, heard, _ = bed.open()
         name = journal.log_id
         bed.files.failing_syncs = 1
@@ -65,12 +65,11 @@ def test_a_background_sync_that_fails_has_all_that_it_missed_written_again(tmp_p
         assert bed.segments[0].read_bytes() == joined(frames_of(1, 5))
         await journal.close()
 
-    on_a_bed(test, tmp_path, "os")
-
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_truncation_waits_for_the_background_sync_and_is_what_counts(tmp_path: Path, failing: int) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_truncation_waits_for_the_background_sync_and_is_what_counts(tmp_path: Path, failing: int) -> None:
+    async with Bed(tmp_path, "os") as bed:
         journal, heard, _ = bed.open()
         bed.files.failing_syncs = failing
         await bed.append_and_hold_sync(journal, frames_of(1, 5))
@@ -87,11 +86,10 @@ def test_a_truncation_waits_for_the_background_sync_and_is_what_counts(tmp_path:
         assert (opened.damaged, [entry.leader_epoch for entry in opened.recovered.entries]) == ("", [1, 1, 2])
         await again.close()
 
-    on_a_bed(test, tmp_path, "os")
 
-
-def test_a_new_segment_waits_for_the_background_sync_of_the_one_before(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_new_segment_waits_for_the_background_sync_of_the_one_before(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "os", segment_bytes_max=290) as bed:
         journal, heard, _ = bed.open()
         await bed.append_and_hold_sync(journal, frames_of(1, 2))
         journal.append(frames_of(3, 3))
@@ -102,11 +100,10 @@ def test_a_new_segment_waits_for_the_background_sync_of_the_one_before(tmp_path:
         assert len(bed.segments) == 2
         await journal.close()
 
-    on_a_bed(test, tmp_path, "os", segment_bytes_max=290)
 
-
-def test_a_journal_that_is_closed_while_it_is_synced_is_whole_and_clean(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_journal_that_is_closed_while_it_is_synced_is_whole_and_clean(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "os") as bed:
         journal, heard, _ = bed.open()
         await bed.append_and_hold_sync(journal, frames_of(1, 2))
         journal.append(frames_of(3, 3))
@@ -121,17 +118,13 @@ def test_a_journal_that_is_closed_while_it_is_synced_is_whole_and_clean(tmp_path
         assert identity.clean
         assert open_files_under(tmp_path) == []
 
-    on_a_bed(test, tmp_path, "os")
 
-
-def test_a_background_sync_that_breaks_is_heard_of(tmp_path: Path) -> None:
-    async def scene() -> None:
-        bed = Bed(tmp_path, "os")
-        await bed.__aenter__()
-        journal, _, _ = bed.open()
-        bed.files.sync = lambda fd: 1 // 0  # type: ignore[method-assign,assignment,return-value]
-        journal.append(frames_of(1, 1))
-        with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(bed.writer.died, 10)
-
-    asyncio.run(scene())
+@real_time
+async def test_a_background_sync_that_breaks_is_heard_of(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, "os")
+    await bed.__aenter__()
+    journal, _, _ = bed.open()
+    bed.files.sync = lambda fd: 1 // 0  # type: ignore[method-assign,assignment,return-value]
+    journal.append(frames_of(1, 1))
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(bed.writer.died, 10)

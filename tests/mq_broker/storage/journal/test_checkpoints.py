@@ -25,6 +25,7 @@ from mq_broker.storage.journal.segments import pack_mark
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.offset_index import FrozenIndex, OffsetIndex
 from mq_protocol.errors import StorageFailed
+from tests.coroutines import real_time
 from tests.mq_broker.storage.bed import (
     PLACE,
     Bed,
@@ -162,7 +163,8 @@ def test_what_entries_come_to_is_what_it_was_or_checkpoints_have_another_meaning
     assert (MEANING, digest[:16]) == (1, "a14635ad1e977246")
 
 
-def test_only_what_follows_a_checkpoint_is_read(tmp_path: Path) -> None:
+@real_time
+async def test_only_what_follows_a_checkpoint_is_read(tmp_path: Path) -> None:
     class Counting(TrickFiles):
         taken = 0
 
@@ -171,7 +173,7 @@ def test_only_what_follows_a_checkpoint_is_read(tmp_path: Path) -> None:
             self.taken += len(data)
             return data
 
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, segment_bytes_max=50000) as bed:
         await written(bed, frames_of(1, 300, size=1_000), 290)
         for used in (True, False):
             bed.files = bed.writer.files = Counting()
@@ -182,11 +184,12 @@ def test_only_what_follows_a_checkpoint_is_read(tmp_path: Path) -> None:
             await bed.crash(journal)
             (bed.path / "checkpoint").unlink(missing_ok=True)
 
-    on_a_bed(test, tmp_path, segment_bytes_max=50_000)
 
-
-def test_a_checkpoint_with_any_byte_changed_or_cut_off_anywhere_is_passed_over(tmp_path: Path, both: bool) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_checkpoint_with_any_byte_changed_or_cut_off_anywhere_is_passed_over(
+    tmp_path: Path, both: bool
+) -> None:
+    async with Bed(tmp_path) as bed:
         await written(bed, [frame_of(index, 1, b"x") for index in range(1, 5)], 3)
         path = bed.path / "checkpoint"
         whole, expected = path.read_bytes(), await reopened(bed)
@@ -203,8 +206,6 @@ def test_a_checkpoint_with_any_byte_changed_or_cut_off_anywhere_is_passed_over(t
         path.write_bytes(whole)
         assert await reopened(bed) == expected
 
-    on_a_bed(test, tmp_path)
-
 
 async def _once(bed: Bed) -> tuple[bool, int]:
     journal, _, opened = bed.open()
@@ -214,10 +215,11 @@ async def _once(bed: Bed) -> tuple[bool, int]:
     return found
 
 
-def test_a_process_that_is_killed_while_it_stores_a_checkpoint_leaves_the_former_one_or_the_new_one(
+@real_time
+async def test_a_process_that_is_killed_while_it_stores_a_checkpoint_leaves_the_former_one_or_the_new_one(
     tmp_path: Path,
 ) -> None:
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, segment_bytes_max=700) as bed:
         await written(bed, frames_of(1, 20), 5)
         expected = (await reopened(bed))[1]
         former, kinds = 5, set()
@@ -244,8 +246,6 @@ def test_a_process_that_is_killed_while_it_stores_a_checkpoint_leaves_the_former
                 break
         assert done
         assert kinds == {True, False}
-
-    on_a_bed(test, tmp_path, segment_bytes_max=700)
 
 
 def _other_log(bed: Bed) -> None:
@@ -274,18 +274,20 @@ def _unchecked(bed: Bed) -> None:
     ],
     ids=["of another log", "the mark is below it", "no mark", "its checksum does not hold"],
 )
-def test_what_a_checkpoint_is_not_of_is_read(tmp_path: Path, both: bool, change: Any) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_what_a_checkpoint_is_not_of_is_read(tmp_path: Path, both: bool, change: Any) -> None:
+    async with Bed(tmp_path, segment_bytes_max=700) as bed:
         await written(bed, frames_of(1, 20), 15)
         used, expected = await reopened(bed)
         assert used
         change(bed)
         assert await reopened(bed) == (False, expected)
 
-    on_a_bed(test, tmp_path, segment_bytes_max=700)
 
-
-def test_an_older_release_may_append_shorten_and_cut_while_a_checkpoint_lies_there(tmp_path: Path, both: bool) -> None:
+@real_time
+async def test_an_older_release_may_append_shorten_and_cut_while_a_checkpoint_lies_there(
+    tmp_path: Path, both: bool
+) -> None:
     """It does not know the file, and leaves it where it is."""
 
     async def older(bed: Bed, cut_to: int, frames: list[Frame], shorten: int = 0) -> None:
@@ -302,7 +304,7 @@ def test_an_older_release_may_append_shorten_and_cut_while_a_checkpoint_lies_the
         await bed.crash(journal)
         aside.rename(bed.path / "checkpoint")
 
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, segment_bytes_max=700) as bed:
         await written(bed, frames_of(1, 20), 15)
         saved = Saved(bed.path)
         for cut_to, frames, shorten, fits in (
@@ -323,10 +325,9 @@ def test_an_older_release_may_append_shorten_and_cut_while_a_checkpoint_lies_the
             (bed.path / "checkpoint").unlink(missing_ok=True)
             assert await reopened(bed) == (False, found)
 
-    on_a_bed(test, tmp_path, segment_bytes_max=700)
 
-
-def test_a_checkpoint_is_never_of_more_than_what_is_synced_and_noted_so(
+@real_time
+async def test_a_checkpoint_is_never_of_more_than_what_is_synced_and_noted_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, held = keeping.store_checkpoint, []
@@ -337,8 +338,7 @@ def test_a_checkpoint_is_never_of_more_than_what_is_synced_and_noted_so(
 
     monkeypatch.setattr(keeping, "store_checkpoint", storing_while)
     files: list[TrickFiles] = []
-
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, durability="os") as bed:
         files.append(bed.files)
         journal, heard, _ = bed.open()
         await bed.append_and_hold_sync(journal, frames_of(1, 10))
@@ -352,11 +352,10 @@ def test_a_checkpoint_is_never_of_more_than_what_is_synced_and_noted_so(
         assert bed.files.events.index("mark") < len(bed.files.events) - 1 - bed.files.events[::-1].index("replace")
         await journal.close()
 
-    on_a_bed(test, tmp_path, durability="os")
 
-
-def test_no_checkpoint_is_stored_of_a_log_whose_sync_failed(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_no_checkpoint_is_stored_of_a_log_whose_sync_failed(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 5))
         await heard.until_flushed(5)
@@ -369,11 +368,10 @@ def test_no_checkpoint_is_stored_of_a_log_whose_sync_failed(tmp_path: Path) -> N
         assert not await bed.keep(journal, 4)
         assert not (bed.path / "checkpoint").exists()
 
-    on_a_bed(test, tmp_path)
 
-
-def test_a_truncation_below_a_checkpoint_takes_it_away_first(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_truncation_below_a_checkpoint_takes_it_away_first(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         await written(bed, frames_of(1, 20), 15)
         journal, heard, _ = bed.open()
         journal.truncate(15)
@@ -386,13 +384,11 @@ def test_a_truncation_below_a_checkpoint_takes_it_away_first(tmp_path: Path) -> 
         assert not (bed.path / "checkpoint").exists()
         await journal.close()
 
-    on_a_bed(test, tmp_path)
 
-
-def test_a_truncation_takes_away_a_checkpoint_that_did_not_fit(tmp_path: Path) -> None:
+@real_time
+async def test_a_truncation_takes_away_a_checkpoint_that_did_not_fit(tmp_path: Path) -> None:
     """It might fit again, once the mark is beyond it."""
-
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path) as bed:
         await written(bed, frames_of(1, 20), 15)
         _mark(bed, 12)
         journal, heard, opened = bed.open()
@@ -403,14 +399,13 @@ def test_a_truncation_takes_away_a_checkpoint_that_did_not_fit(tmp_path: Path) -
         assert not (bed.path / "checkpoint").exists()
         await journal.close()
 
-    on_a_bed(test, tmp_path)
-
 
 @pytest.mark.parametrize("how", ["read", "scrub"])
-def test_damage_in_what_was_not_read_gives_the_log_a_new_id_and_is_put_aside_at_the_next_opening(
+@real_time
+async def test_damage_in_what_was_not_read_gives_the_log_a_new_id_and_is_put_aside_at_the_next_opening(
     tmp_path: Path, both: bool, how: str
 ) -> None:
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, segment_bytes_max=900) as bed:
         derived = await written(bed, frames_of(1, 40), 35)
         segment = bed.segments[1]
         first = int(segment.stem)
@@ -442,11 +437,10 @@ def test_damage_in_what_was_not_read_gives_the_log_a_new_id_and_is_put_aside_at_
         assert not (bed.path / "checkpoint").exists()
         await again.close()
 
-    on_a_bed(test, tmp_path, segment_bytes_max=900)
 
-
-def test_the_scrub_verifies_each_byte_that_was_not_read_and_nothing_twice(tmp_path: Path, both: bool) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_the_scrub_verifies_each_byte_that_was_not_read_and_nothing_twice(tmp_path: Path, both: bool) -> None:
+    async with Bed(tmp_path, segment_bytes_max=900) as bed:
         await written(bed, frames_of(1, 40), 35)
         journal, _, _ = bed.open()
         keeping = journal.keeping
@@ -460,22 +454,20 @@ def test_the_scrub_verifies_each_byte_that_was_not_read_and_nothing_twice(tmp_pa
         assert taken >= sum(frame.size for frame in frames_of(1, 35))
         await journal.close()
 
-    on_a_bed(test, tmp_path, segment_bytes_max=900)
 
-
-def test_a_plain_checkpoint_is_passed_over_once_a_broker_has_keys(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_plain_checkpoint_is_passed_over_once_a_broker_has_keys(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         await written(bed, frames_of(1, 10), 8)
         expected = await reopened(bed)
         assert expected[0]
         bed.keys = Keyring("test:", bed.provider)
         assert await reopened(bed) == (False, expected[1])
 
-    on_a_bed(test, tmp_path)
 
-
-def test_a_sealed_checkpoint_whose_key_is_gone_is_passed_over(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_sealed_checkpoint_whose_key_is_gone_is_passed_over(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         bed.keys = Keyring("test:", bed.provider)
         await written(bed, frames_of(1, 10), 8)
         expected = await reopened(bed)
@@ -490,11 +482,10 @@ def test_a_sealed_checkpoint_whose_key_is_gone_is_passed_over(tmp_path: Path) ->
             shutil.copy(other.path / "checkpoint", path)
         assert await reopened(bed) == (False, expected[1])
 
-    on_a_bed(test, tmp_path)
 
-
-def test_the_scrub_goes_on_behind_what_is_dropped_meanwhile(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_the_scrub_goes_on_behind_what_is_dropped_meanwhile(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=900) as bed:
         await written(bed, frames_of(1, 40), 35)
         journal, heard, _ = bed.open()
         keeping = journal.keeping
@@ -507,5 +498,3 @@ def test_the_scrub_goes_on_behind_what_is_dropped_meanwhile(tmp_path: Path) -> N
             pass
         assert (keeping.unscrubbed_bytes, heard.of("replaced")) == (0, [])
         await journal.close()
-
-    on_a_bed(test, tmp_path, segment_bytes_max=900)

@@ -12,7 +12,8 @@ from mq_broker.storage.journal import checkpoints, keeping
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.sealed import BLOCK_BYTES, OVERHEAD_BYTES, Altered
 from mq_protocol.errors import StorageFailed
-from tests.mq_broker.storage.bed import Bed, TrickFiles, frames_of, on_a_bed
+from tests.coroutines import real_time
+from tests.mq_broker.storage.bed import Bed, TrickFiles, frames_of
 from tests.mq_broker.storage.journal.test_sealed_journals import forged
 
 ALL = 1 << 40
@@ -28,7 +29,10 @@ async def written(bed: Bed) -> None:
     await bed.crash(journal)
 
 
-def test_a_checkpoint_that_the_disk_cannot_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_a_checkpoint_that_the_disk_cannot_read_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = Path.read_bytes
 
     def read_bytes(path: Path) -> bytes:
@@ -36,7 +40,7 @@ def test_a_checkpoint_that_the_disk_cannot_read_is_passed_over(tmp_path: Path, m
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return read(path)
 
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path) as bed:
         await written(bed)
         monkeypatch.setattr(Path, "read_bytes", read_bytes)
         name = (bed.path / "log.json").read_text()
@@ -45,12 +49,13 @@ def test_a_checkpoint_that_the_disk_cannot_read_is_passed_over(tmp_path: Path, m
         assert (bed.path / "log.json").read_text() == name
         await journal.close()
 
-    on_a_bed(test, tmp_path)
-
 
 @pytest.mark.parametrize("how", ["read", "scrub"])
-def test_what_is_found_altered_keeps_the_journal_closed_though_there_was_a_checkpoint(tmp_path: Path, how: str) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_what_is_found_altered_keeps_the_journal_closed_though_there_was_a_checkpoint(
+    tmp_path: Path, how: str
+) -> None:
+    async with Bed(tmp_path) as bed:
         bed.keys = Keyring("test:", bed.provider)
         await written(bed)
         [segment] = bed.segments
@@ -70,12 +75,13 @@ def test_what_is_found_altered_keeps_the_journal_closed_though_there_was_a_check
         with pytest.raises(Altered):
             bed.open()
 
-    on_a_bed(test, tmp_path)
-
 
 @pytest.mark.parametrize("how", ["read", "scrub"])
-def test_damage_is_found_again_by_the_next_opening_though_the_disk_took_no_new_id(tmp_path: Path, how: str) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_damage_is_found_again_by_the_next_opening_though_the_disk_took_no_new_id(
+    tmp_path: Path, how: str
+) -> None:
+    async with Bed(tmp_path) as bed:
         await written(bed)
         [segment] = bed.segments
         data = bytearray(segment.read_bytes())
@@ -101,8 +107,6 @@ def test_damage_is_found_again_by_the_next_opening_though_the_disk_took_no_new_i
         assert again.last_index == 3
         await again.close()
 
-    on_a_bed(test, tmp_path)
-
 
 class _Full(TrickFiles):
     """A disk on which half of a checkpoint has room."""
@@ -115,12 +119,12 @@ class _Full(TrickFiles):
 
 
 @pytest.mark.parametrize("how", ["full", "nearly full"])
-def test_a_disk_without_room_for_a_checkpoint_keeps_the_one_before_and_takes_messages(
+@real_time
+async def test_a_disk_without_room_for_a_checkpoint_keeps_the_one_before_and_takes_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Nearly full: it would fit, and leave next to no room for messages."""
-
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 20))
         await heard.until_flushed(20)
@@ -146,11 +150,10 @@ def test_a_disk_without_room_for_a_checkpoint_keeps_the_one_before_and_takes_mes
         assert await bed.keep(again, 15)
         await again.close()
 
-    on_a_bed(test, tmp_path)
 
-
-def test_what_a_kill_left_of_a_checkpoint_goes_at_the_next_opening(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_what_a_kill_left_of_a_checkpoint_goes_at_the_next_opening(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         await written(bed)
         (bed.path / "checkpoint.new").write_bytes(b"half of one")
         journal, _, opened = bed.open()
@@ -158,13 +161,12 @@ def test_what_a_kill_left_of_a_checkpoint_goes_at_the_next_opening(tmp_path: Pat
         assert not (bed.path / "checkpoint.new").exists()
         await journal.close()
 
-    on_a_bed(test, tmp_path)
 
-
-def test_what_is_found_while_a_checkpoint_is_being_stored_takes_it_away(
+@real_time
+async def test_what_is_found_while_a_checkpoint_is_being_stored_takes_it_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 20))
         await heard.until_flushed(20)
@@ -181,5 +183,3 @@ def test_what_is_found_while_a_checkpoint_is_being_stored_takes_it_away(
         assert not await bed.keep(journal, 15)
         assert not (bed.path / "checkpoint").exists()
         await journal.close()
-
-    on_a_bed(test, tmp_path)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from mq_broker.storage.journal.frame_caches import FrameCaches
 from mq_broker.storage.opening.opening import open_disk_journal
-from tests.mq_broker.storage.bed import PLACE, Bed, Heard, eventually, frames_of, on_a_bed
+from tests.coroutines import real_time
+from tests.mq_broker.storage.bed import PLACE, Bed, Heard, eventually, frames_of
 
 
-def test_journals_that_rest_give_back_first_and_are_read_from_their_files(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_journals_that_rest_give_back_first_and_are_read_from_their_files(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         bed.writer.caches = FrameCaches(60_000)
         heards = [Heard() for _ in range(10)]
         journals = [
@@ -37,11 +39,10 @@ def test_journals_that_rest_give_back_first_and_are_read_from_their_files(tmp_pa
             await journal.close()
         assert caches.bytes == 0
 
-    on_a_bed(test, tmp_path)
 
-
-def test_what_is_not_in_the_files_yet_is_never_given_back(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_what_is_not_in_the_files_yet_is_never_given_back(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         bed.writer.caches = FrameCaches(0)
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 1))
@@ -56,5 +57,3 @@ def test_what_is_not_in_the_files_yet_is_never_given_back(tmp_path: Path) -> Non
         await heard.until_flushed(50)
         await eventually(lambda: bed.writer.caches.bytes == 0)
         await journal.close()
-
-    on_a_bed(test, tmp_path)

@@ -13,6 +13,7 @@ import pytest
 
 from mq_broker.storage.interface import Frame, Journal
 from mq_protocol.errors import StorageFailed
+from tests.coroutines import real_time
 from tests.mq_broker.storage.bed import Bed, Heard, frames_of, joined, on_a_bed, random_frame
 
 EVERY = ["fsync", "os", "memory"]
@@ -25,10 +26,11 @@ ALL = 1 << 40
 
 @pytest.mark.parametrize("durability", EVERY)
 @pytest.mark.parametrize("cache_bytes_max", [0, 1500, 1 << 20])
-def test_reads_give_whole_frames_one_at_least_and_no_more_than_fit(
+@real_time
+async def test_reads_give_whole_frames_one_at_least_and_no_more_than_fit(
     tmp_path: Path, durability: str, cache_bytes_max: int
 ) -> None:
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, durability, cache_bytes_max=cache_bytes_max, segment_bytes_max=350) as bed:
         journal, heard, _ = bed.open()
         frames = frames_of(1, 9)
         journal.append(frames)
@@ -44,12 +46,11 @@ def test_reads_give_whole_frames_one_at_least_and_no_more_than_fit(
         assert [bytes(journal.payload(index)) for index in (1, 9)] == [bytes([1]) * 40, bytes([9]) * 40]
         await journal.close()
 
-    on_a_bed(test, tmp_path, durability, cache_bytes_max=cache_bytes_max, segment_bytes_max=350)
-
 
 @pytest.mark.parametrize("durability", EVERY)
-def test_flushed_is_not_reported_for_entries_that_were_cut(tmp_path: Path, durability: str) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_flushed_is_not_reported_for_entries_that_were_cut(tmp_path: Path, durability: str) -> None:
+    async with Bed(tmp_path, durability) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 8))
         # Written; the outcome is on its way to the loop, which is busy here and has not heard it
@@ -67,8 +68,6 @@ def test_flushed_is_not_reported_for_entries_that_were_cut(tmp_path: Path, durab
         await heard.until_flushed(8)
         assert heard.calls[-1] == ("flushed", 8, 2)
         await journal.close()
-
-    on_a_bed(test, tmp_path, durability)
 
 
 @pytest.mark.parametrize("durability", EVERY)
@@ -116,8 +115,9 @@ def test_a_random_life_equals_a_model(tmp_path: Path, durability: str) -> None:
 # ------------------------------------------------------------------ on disk
 
 
-def test_a_truncation_is_synced_before_anything_is_written_after_it(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_truncation_is_synced_before_anything_is_written_after_it(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "fsync") as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 8))
         await heard.until_flushed(8)
@@ -129,12 +129,11 @@ def test_a_truncation_is_synced_before_anything_is_written_after_it(tmp_path: Pa
         assert bed.files.events == ["mark", "sync", "truncate", "sync", "write", "sync", "mark"]
         await journal.close()
 
-    on_a_bed(test, tmp_path, "fsync")
-
 
 @pytest.mark.parametrize("durability", ON_DISK)
-def test_entries_not_yet_written_are_read_and_are_not_evicted(tmp_path: Path, durability: str) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_entries_not_yet_written_are_read_and_are_not_evicted(tmp_path: Path, durability: str) -> None:
+    async with Bed(tmp_path, durability, cache_bytes_max=0, segment_bytes_max=500) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 3))
         await heard.until_flushed(3)
@@ -156,11 +155,10 @@ def test_entries_not_yet_written_are_read_and_are_not_evicted(tmp_path: Path, du
         assert joined(journal.read(4, 40, ALL)) == joined(frames)
         await journal.close()
 
-    on_a_bed(test, tmp_path, durability, cache_bytes_max=0, segment_bytes_max=500)
 
-
-def test_damage_is_never_served_and_gives_the_log_a_new_id(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_damage_is_never_served_and_gives_the_log_a_new_id(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "fsync", cache_bytes_max=0) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 5))
         await heard.until_flushed(5)
@@ -183,8 +181,6 @@ def test_damage_is_never_served_and_gives_the_log_a_new_id(tmp_path: Path) -> No
         assert joined(again.read(1, 9, ALL)) == joined(frames_of(1, 2))
         await again.close()
 
-    on_a_bed(test, tmp_path, "fsync", cache_bytes_max=0)
-
 
 def flip(path: Path, at: int, bit: int = 1) -> None:
     data = bytearray(path.read_bytes())
@@ -192,8 +188,9 @@ def flip(path: Path, at: int, bit: int = 1) -> None:
     path.write_bytes(data)
 
 
-def test_a_lack_of_descriptors_is_not_taken_for_damage(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_lack_of_descriptors_is_not_taken_for_damage(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "fsync", cache_bytes_max=0) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 5))
         await heard.until_flushed(5)
@@ -216,8 +213,6 @@ def test_a_lack_of_descriptors_is_not_taken_for_damage(tmp_path: Path) -> None:
         assert (again.log_id, journal.log_id, heard.calls) == (name, name, [])
         await again.close()
 
-    on_a_bed(test, tmp_path, "fsync", cache_bytes_max=0)
-
 
 # ------------------------------------------------------------------ names of logs
 
@@ -232,10 +227,11 @@ def test_a_lack_of_descriptors_is_not_taken_for_damage(tmp_path: Path) -> None:
         ("os", True, "crash", False),
     ],
 )
-def test_a_log_keeps_its_id_exactly_if_it_has_all_that_it_acknowledged(
+@real_time
+async def test_a_log_keeps_its_id_exactly_if_it_has_all_that_it_acknowledged(
     tmp_path: Path, durability: str, reboot: bool, stop: str, same: bool
 ) -> None:
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, durability) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 3))
         await heard.until_flushed(3)
@@ -258,11 +254,10 @@ def test_a_log_keeps_its_id_exactly_if_it_has_all_that_it_acknowledged(
             again = third
         await again.close()
 
-    on_a_bed(test, tmp_path, durability)
 
-
-def test_the_clean_mark_goes_before_the_first_write(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_the_clean_mark_goes_before_the_first_write(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "os") as bed:
         journal, _, _ = bed.open()
         journal.append(frames_of(1, 3))
         await journal.close()
@@ -279,11 +274,10 @@ def test_the_clean_mark_goes_before_the_first_write(tmp_path: Path) -> None:
         bed.let_go()
         await again.close()
 
-    on_a_bed(test, tmp_path, "os")
 
-
-def test_a_change_from_os_to_fsync_is_believed_only_once_all_is_synced(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_change_from_os_to_fsync_is_believed_only_once_all_is_synced(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "fsync") as bed:
         journal, heard, _ = bed.open("os")
         journal.append(frames_of(1, 3))
         await heard.until_flushed(3)
@@ -297,11 +291,10 @@ def test_a_change_from_os_to_fsync_is_believed_only_once_all_is_synced(tmp_path:
         assert third.log_id == again.log_id
         await third.close()
 
-    on_a_bed(test, tmp_path, "fsync")
 
-
-def test_a_log_of_another_partition_is_not_opened(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_log_of_another_partition_is_not_opened(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "fsync") as bed:
         journal, _, _ = bed.open()
         await journal.close()
         text = (bed.path / "log.json").read_text()
@@ -312,5 +305,3 @@ def test_a_log_of_another_partition_is_not_opened(tmp_path: Path) -> None:
             (bed.path / "log.json").write_text(text.replace(old, new))
             with pytest.raises(StorageFailed, match=match):
                 bed.open()
-
-    on_a_bed(test, tmp_path, "fsync")

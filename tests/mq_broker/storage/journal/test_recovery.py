@@ -16,6 +16,7 @@ from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.interface import Frame
 from mq_broker.storage.journal.segments import pack_mark, unpack_mark
 from mq_protocol.errors import StorageFailed
+from tests.coroutines import real_time
 from tests.mq_broker.storage.bed import (
     PLACE,
     Bed,
@@ -25,7 +26,6 @@ from tests.mq_broker.storage.bed import (
     frame_of,
     frames_of,
     joined,
-    on_a_bed,
     random_frame,
 )
 
@@ -64,8 +64,9 @@ async def repaired(bed: Bed, reason: str, kept: int, aside: bytes | None = None)
     await again.close()
 
 
-def test_a_tail_torn_at_any_byte_of_the_last_frame_is_cut(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_tail_torn_at_any_byte_of_the_last_frame_is_cut(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         frames = frames_of(1, 3)
         await written(bed, frames, mark=2)
         segment = bed.segments[0]
@@ -81,11 +82,12 @@ def test_a_tail_torn_at_any_byte_of_the_last_frame_is_cut(tmp_path: Path) -> Non
             assert segment.read_bytes() == whole[:200] + joined([frame_of(3, 2, b"other")])
             (bed.path / "flushed").write_bytes(pack_mark(PLACE, 2))
 
-    on_a_bed(test, tmp_path)
 
-
-def test_a_flipped_byte_anywhere_in_the_middle_is_damage_and_all_from_there_on_is_put_aside(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_flipped_byte_anywhere_in_the_middle_is_damage_and_all_from_there_on_is_put_aside(
+    tmp_path: Path,
+) -> None:
+    async with Bed(tmp_path) as bed:
         await written(bed, frames_of(1, 4), mark=0)  # not even the mark tells: the good frames that follow do
         saved = Saved(bed.path)
         whole = bed.segments[0].read_bytes()
@@ -96,11 +98,10 @@ def test_a_flipped_byte_anywhere_in_the_middle_is_damage_and_all_from_there_on_i
             bed.segments[0].write_bytes(damaged)
             await repaired(bed, r"0{19}1\.log is damaged at byte 100: .* a good frame follows", 1, bytes(damaged))
 
-    on_a_bed(test, tmp_path)
 
-
-def test_a_bad_last_frame_is_damage_if_it_was_flushed(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_bad_last_frame_is_damage_if_it_was_flushed(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         await written(bed, frames_of(1, 3))
         saved = Saved(bed.path)
         whole = bed.segments[0].read_bytes()
@@ -116,11 +117,10 @@ def test_a_bad_last_frame_is_damage_if_it_was_flushed(tmp_path: Path) -> None:
                 bed.segments[0].unlink()
             await repaired(bed, "had been flushed up to 3", 0)
 
-    on_a_bed(test, tmp_path)
 
-
-def test_a_log_stopped_cleanly_has_no_torn_tail(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_log_stopped_cleanly_has_no_torn_tail(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         journal, _, _ = bed.open()
         journal.append(frames_of(1, 3))
         await journal.close()
@@ -128,11 +128,10 @@ def test_a_log_stopped_cleanly_has_no_torn_tail(tmp_path: Path) -> None:
             file.write(b"x")
         await repaired(bed, "stopped cleanly", 3, joined(frames_of(1, 3)) + b"x")
 
-    on_a_bed(test, tmp_path)
 
-
-def test_a_bad_frame_in_any_segment_but_the_last_is_damage(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_bad_frame_in_any_segment_but_the_last_is_damage(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=200) as bed:
         await written(bed, frames_of(1, 6), mark=0)
         saved = Saved(bed.path)
         first, second, third = bed.segments
@@ -148,42 +147,38 @@ def test_a_bad_frame_in_any_segment_but_the_last_is_damage(tmp_path: Path) -> No
         assert (len(opened.recovered.entries), opened.damaged) == (5, "")
         await journal.close()
 
-    on_a_bed(test, tmp_path, segment_bytes_max=200)
-
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_missing_segment_is_damage(tmp_path: Path, missing: int) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_missing_segment_is_damage(tmp_path: Path, missing: int) -> None:
+    async with Bed(tmp_path, segment_bytes_max=200) as bed:
         await written(bed, frames_of(1, 6), mark=0)
         bed.segments[missing].unlink()
         await repaired(bed, "it begins at entry", 2 * missing, joined(frames_of(2 * missing + 3, 6)))
 
-    on_a_bed(test, tmp_path, segment_bytes_max=200)
 
-
-def test_a_segment_under_a_foreign_name_is_refused(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_segment_under_a_foreign_name_is_refused(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         await written(bed, frames_of(1, 1))
         bed.segments[0].rename(bed.path / "1.log")
         with pytest.raises(StorageFailed, match="not a segment's name"):
             bed.open()
 
-    on_a_bed(test, tmp_path)
 
-
-def test_frames_of_another_partition_are_damage(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_frames_of_another_partition_are_damage(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         await written(bed, frames_of(1, 3))
         other = [frame_of(index, 1, bytes([index]) * 40, Append(), Place("another", 3)) for index in (1, 2, 3)]
         bed.segments[0].write_bytes(joined(other))
         await repaired(bed, "another partition", 0, joined(other))
 
-    on_a_bed(test, tmp_path)
-
 
 @pytest.mark.parametrize("strange", [frame_of(5), frame_of(2), frame_of(3, 0)], ids=["jump", "again", "epoch falls"])
-def test_entries_out_of_order_are_cut_above_the_mark_and_damage_below_it(tmp_path: Path, strange: Frame) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_entries_out_of_order_are_cut_above_the_mark_and_damage_below_it(tmp_path: Path, strange: Frame) -> None:
+    async with Bed(tmp_path) as bed:
         await written(bed, frames_of(1, 2))
         with bed.segments[0].open("ab") as file:
             file.write(joined([strange]))
@@ -200,11 +195,10 @@ def test_entries_out_of_order_are_cut_above_the_mark_and_damage_below_it(tmp_pat
                 (bed.path / "flushed").write_bytes(mark)
             await repaired(bed, "is damaged at byte 200", 2, whole)
 
-    on_a_bed(test, tmp_path)
 
-
-def test_a_reboot_may_leave_holes_in_what_os_never_synced_but_not_below_the_mark(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_reboot_may_leave_holes_in_what_os_never_synced_but_not_below_the_mark(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "os") as bed:
         await written(bed, frames_of(1, 4), mark=1)
         whole = bed.segments[0].read_bytes()
         holed = whole[:100] + bytes(100) + whole[200:]
@@ -221,11 +215,10 @@ def test_a_reboot_may_leave_holes_in_what_os_never_synced_but_not_below_the_mark
         bed.segments[0].write_bytes(b"?" + whole[1:])
         await repaired(bed, "entries up to 1 had been flushed", 0, b"?" + whole[1:])
 
-    on_a_bed(test, tmp_path, "os")
 
-
-def test_a_new_log_is_named_durably_once_and_takes_its_first_entries_without_another_name(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_new_log_is_named_durably_once_and_takes_its_first_entries_without_another_name(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         journal, heard, _ = bed.open()
         assert [event for event in bed.files.events if event != "mark"] == [
             "replace",
@@ -241,15 +234,13 @@ def test_a_new_log_is_named_durably_once_and_takes_its_first_entries_without_ano
         assert bed.files.events == ["write", "sync", "mark"]
         await journal.close()
 
-    on_a_bed(test, tmp_path)
-
 
 @pytest.mark.parametrize("lost", ["", "flushed", "*.log", "*"])
 @pytest.mark.parametrize("step", range(5))
-def test_a_new_log_that_a_crash_interrupts_is_made_again(tmp_path: Path, step: int, lost: str) -> None:
+@real_time
+async def test_a_new_log_that_a_crash_interrupts_is_made_again(tmp_path: Path, step: int, lost: str) -> None:
     """`lost`: what did not reach the disk of what was not synced by name."""
-
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path) as bed:
         bed.files = bed.writer.files = files = MortalFiles(step)
         with contextlib.suppress(Killed):
             journal, _, _ = bed.open()
@@ -267,11 +258,10 @@ def test_a_new_log_that_a_crash_interrupts_is_made_again(tmp_path: Path, step: i
         assert (third.log_id, opened.damaged, len(opened.recovered.entries)) == (again.log_id, "", 2)
         await third.close()
 
-    on_a_bed(test, tmp_path)
 
-
-def test_recovered_files_are_synced_before_they_are_served(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_recovered_files_are_synced_before_they_are_served(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         await written(bed, frames_of(1, 2), mark=1)
         bed.files.events.clear()
         journal, _, _ = bed.open()
@@ -284,13 +274,11 @@ def test_recovered_files_are_synced_before_they_are_served(tmp_path: Path) -> No
         assert bed.files.events == ["sync", "sync_directory"]
         await journal.close()
 
-    on_a_bed(test, tmp_path)
 
-
-def test_what_the_mark_says_is_on_the_disk_is_not_synced_again(tmp_path: Path) -> None:
+@real_time
+async def test_what_the_mark_says_is_on_the_disk_is_not_synced_again(tmp_path: Path) -> None:
     """A broker with ten thousand idle partitions would wait for twenty thousand syncs."""
-
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, segment_bytes_max=200) as bed:
         await written(bed, frames_of(1, 3))
         assert len(bed.segments) == 2
         for boot in ("boot-1", "boot-2"):
@@ -301,15 +289,13 @@ def test_what_the_mark_says_is_on_the_disk_is_not_synced_again(tmp_path: Path) -
             assert bed.files.events == []
             await bed.crash(journal)
 
-    on_a_bed(test, tmp_path, segment_bytes_max=200)
-
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
-def test_recovery_equals_a_model_under_random_cuts(tmp_path: Path, seed: int) -> None:
+@real_time
+async def test_recovery_equals_a_model_under_random_cuts(tmp_path: Path, seed: int) -> None:
     """Cut the stream of segments anywhere above the mark: recovery gives the longest prefix of whole frames."""
     rng = random.Random(seed)
-
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, segment_bytes_max=20000) as bed:
         epoch = 1
         frames: list[Frame] = []
         for index in range(1, 60):
@@ -342,11 +328,10 @@ def test_recovery_equals_a_model_under_random_cuts(tmp_path: Path, seed: int) ->
                 await journal.close()
             base += size
 
-    on_a_bed(test, tmp_path, segment_bytes_max=20_000)
 
-
-def test_frames_larger_than_the_window_are_recovered(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_frames_larger_than_the_window_are_recovered(tmp_path: Path) -> None:
+    async with Bed(tmp_path, cache_bytes_max=0) as bed:
         frames = [
             frame_of(1, 1, bytes(100)),
             frame_of(2, 1, random.Random(3).randbytes(9 << 20)),
@@ -359,8 +344,6 @@ def test_frames_larger_than_the_window_are_recovered(tmp_path: Path) -> None:
         assert journal.payload(2) == frames[1].parts[1]
         await journal.close()
 
-    on_a_bed(test, tmp_path, cache_bytes_max=0)
-
 
 def test_the_mark_is_believed_only_whole_and_at_its_place() -> None:
     data = pack_mark(PLACE, 77)
@@ -371,8 +354,9 @@ def test_the_mark_is_believed_only_whole_and_at_its_place() -> None:
         assert unpack_mark(PLACE, data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]) is None
 
 
-def test_what_the_mark_does_not_speak_for_is_synced(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_what_the_mark_does_not_speak_for_is_synced(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=200) as bed:
         await written(bed, frames_of(1, 3))
         with bed.segments[-1].open("ab") as file:
             file.write(b"torn")
@@ -392,5 +376,3 @@ def test_what_the_mark_does_not_speak_for_is_synced(tmp_path: Path) -> None:
         journal, _, _ = bed.open()
         assert "sync" in bed.files.events
         await journal.close()
-
-    on_a_bed(test, tmp_path, segment_bytes_max=200)

@@ -15,6 +15,7 @@ from mq_broker.storage.journal.segments import pack_mark
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.sealed import BLOCK_BYTES, OVERHEAD_BYTES, Altered, KeyAbsent, WrongKey
 from mq_protocol.errors import StorageFailed
+from tests.coroutines import real_time
 from tests.mq_broker.storage.bed import (
     PLACE,
     Bed,
@@ -22,7 +23,6 @@ from tests.mq_broker.storage.bed import (
     frame_of,
     frames_of,
     joined,
-    on_a_bed,
 )
 
 ALL = 1 << 40
@@ -54,8 +54,9 @@ def forged(data: bytes, at: int, position: int) -> bytes:
     return bytes(changed)
 
 
-def test_nothing_of_a_payload_is_in_any_file_whatever_happens_to_the_journal(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_nothing_of_a_payload_is_in_any_file_whatever_happens_to_the_journal(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=600) as bed:
         sealed(bed)
         journal, heard, _ = bed.open()
         journal.append([frame_of(index, payload=MARKER * 5) for index in range(1, 13)])
@@ -72,11 +73,10 @@ def test_nothing_of_a_payload_is_in_any_file_whatever_happens_to_the_journal(tmp
         for path in bed.path.rglob("*"):
             assert path.is_dir() or MARKER not in path.read_bytes(), path
 
-    on_a_bed(test, tmp_path, segment_bytes_max=600)
 
-
-def test_a_journal_that_was_plain_goes_on_sealed_in_a_new_segment_and_reads_as_before(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_journal_that_was_plain_goes_on_sealed_in_a_new_segment_and_reads_as_before(tmp_path: Path) -> None:
+    async with Bed(tmp_path, cache_bytes_max=0) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 3))
         await journal.close()
@@ -92,11 +92,10 @@ def test_a_journal_that_was_plain_goes_on_sealed_in_a_new_segment_and_reads_as_b
         assert len(opened.recovered.entries) == 6
         await journal.close()
 
-    on_a_bed(test, tmp_path, cache_bytes_max=0)
 
-
-def test_a_tail_torn_at_any_byte_is_cut_the_block_included(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_tail_torn_at_any_byte_is_cut_the_block_included(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         await written(sealed(bed), frames_of(1, 3), mark=0)
         segment = bed.segments[0]
         whole = segment.read_bytes()
@@ -117,11 +116,10 @@ def test_a_tail_torn_at_any_byte_is_cut_the_block_included(tmp_path: Path) -> No
                 )
             await bed.crash(journal)
 
-    on_a_bed(test, tmp_path)
 
-
-def test_what_was_altered_with_a_right_checksum_keeps_the_journal_closed_and_as_it_is(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_what_was_altered_with_a_right_checksum_keeps_the_journal_closed_and_as_it_is(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         await written(sealed(bed), frames_of(1, 3))
         segment = bed.segments[0]
         whole, name = segment.read_bytes(), (bed.path / "log.json").read_bytes()
@@ -144,11 +142,10 @@ def test_what_was_altered_with_a_right_checksum_keeps_the_journal_closed_and_as_
         assert outcomes == {Altered}
         assert "default-1" in str(raised.value)
 
-    on_a_bed(test, tmp_path)
 
-
-def test_a_key_that_is_missing_or_wrong_keeps_the_journal_closed_until_it_is_right(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_key_that_is_missing_or_wrong_keeps_the_journal_closed_until_it_is_right(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         await written(sealed(bed), frames_of(1, 3))
         before = {path: path.read_bytes() for path in bed.path.iterdir()}
         bed.keys = None
@@ -176,11 +173,10 @@ def test_a_key_that_is_missing_or_wrong_keeps_the_journal_closed_until_it_is_rig
         assert [b'"default-1"' in path.read_bytes() for path in bed.segments] == [True, False]
         assert b'"default-2"' in bed.segments[1].read_bytes()
 
-    on_a_bed(test, tmp_path)
 
-
-def test_keys_that_are_away_stop_nobody_and_the_segment_grows(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_keys_that_are_away_stop_nobody_and_the_segment_grows(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         bed.provider.at_hand = False
         journal, heard, _ = sealed(bed).open()
         bed.provider.away = True
@@ -199,12 +195,11 @@ def test_keys_that_are_away_stop_nobody_and_the_segment_grows(tmp_path: Path) ->
         assert joined(journal.read(1, 99, ALL)) == joined(frames_of(1, 21))
         await journal.close()
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
-
 
 @pytest.mark.parametrize("room", [0, 2048, BLOCK_BYTES, BLOCK_BYTES + UNIT - 1, BLOCK_BYTES + 2 * UNIT + 5])
-def test_a_full_disk_keeps_what_fits_whole_and_goes_on_when_there_is_room(tmp_path: Path, room: int) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_full_disk_keeps_what_fits_whole_and_goes_on_when_there_is_room(tmp_path: Path, room: int) -> None:
+    async with Bed(tmp_path) as bed:
         journal, heard, _ = sealed(bed).open()
         bed.files.room = room
         journal.append(frames_of(1, 5))
@@ -220,11 +215,10 @@ def test_a_full_disk_keeps_what_fits_whole_and_goes_on_when_there_is_room(tmp_pa
         assert [entry.leader_epoch for entry in opened.recovered.entries] == [1] * fitting + [2] * (6 - fitting)
         await journal.close()
 
-    on_a_bed(test, tmp_path)
 
-
-def test_damage_that_is_read_gives_a_new_log_id_and_what_was_altered_does_not(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_damage_that_is_read_gives_a_new_log_id_and_what_was_altered_does_not(tmp_path: Path) -> None:
+    async with Bed(tmp_path, cache_bytes_max=0) as bed:
         journal, heard, _ = sealed(bed).open()
         journal.append(frames_of(1, 3))
         await heard.until_flushed(3)
@@ -246,11 +240,10 @@ def test_damage_that_is_read_gives_a_new_log_id_and_what_was_altered_does_not(tm
         await heard.until_heard("replaced")
         await journal.close()
 
-    on_a_bed(test, tmp_path, cache_bytes_max=0)
 
-
-def test_a_cold_read_of_much_is_opened_in_a_thread_and_only_once(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_cold_read_of_much_is_opened_in_a_thread_and_only_once(tmp_path: Path) -> None:
+    async with Bed(tmp_path, cache_bytes_max=0) as bed:
         frames = [frame_of(index, payload=bytes([index]) * 50_000) for index in range(1, 5)]
         journal, heard, _ = sealed(bed).open()
         journal.append(frames)
@@ -269,11 +262,10 @@ def test_a_cold_read_of_much_is_opened_in_a_thread_and_only_once(tmp_path: Path)
         assert bytes(journal.payload(3, opened)) == b"another"
         await journal.close()
 
-    on_a_bed(test, tmp_path, cache_bytes_max=0)
 
-
-def test_what_a_snapshot_stands_for_is_not_served_though_it_was_opened(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_what_a_snapshot_stands_for_is_not_served_though_it_was_opened(tmp_path: Path) -> None:
+    async with Bed(tmp_path, cache_bytes_max=0, segment_bytes_max=110000) as bed:
         journal, heard, _ = sealed(bed).open()
         journal.append([frame_of(index, payload=bytes([index]) * 50_000) for index in range(1, 9)])
         await heard.until_flushed(8)
@@ -284,11 +276,10 @@ def test_what_a_snapshot_stands_for_is_not_served_though_it_was_opened(tmp_path:
             journal.payload(1, opened)
         await journal.close()
 
-    on_a_bed(test, tmp_path, cache_bytes_max=0, segment_bytes_max=110_000)
 
-
-def test_other_entries_that_lie_where_some_belong_are_not_served(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_other_entries_that_lie_where_some_belong_are_not_served(tmp_path: Path) -> None:
+    async with Bed(tmp_path, cache_bytes_max=0) as bed:
         journal, heard, _ = sealed(bed).open()
         journal.append([frame_of(index, payload=bytes([index]) * 50_000) for index in range(1, 5)])
         await heard.until_flushed(4)
@@ -300,5 +291,3 @@ def test_other_entries_that_lie_where_some_belong_are_not_served(tmp_path: Path)
         with pytest.raises(StorageFailed, match="entry 3 lies where 2 belongs"):
             journal.read(1, 4, ALL)
         await journal.close()
-
-    on_a_bed(test, tmp_path, cache_bytes_max=0)

@@ -22,6 +22,7 @@ from mq_broker.storage.codec.snapshot import encode_snapshot
 from mq_broker.storage.interface import Frame, Journal
 from mq_broker.storage.journal.memory import open_memory_journal
 from mq_protocol.errors import StorageFailed
+from tests.coroutines import real_time
 from tests.mq_broker.storage.bed import (
     DEADLINE_S,
     KEY,
@@ -35,7 +36,6 @@ from tests.mq_broker.storage.bed import (
     frame_of,
     frames_of,
     joined,
-    on_a_bed,
     random_frame,
     snapshot_of,
     state_of,
@@ -63,8 +63,9 @@ def state_at_end(journal: Journal, last_index: int) -> MachineState:
 
 
 @pytest.mark.parametrize("durability", EVERY)
-def test_what_is_dropped_becomes_a_snapshot(tmp_path: Path, durability: str) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_what_is_dropped_becomes_a_snapshot(tmp_path: Path, durability: str) -> None:
+    async with Bed(tmp_path, durability, segment_bytes_max=420, cache_bytes_max=0) as bed:
         journal, heard, _ = bed.open()
         assert (journal.first_index, journal.snapshot_data) == (1, b"")
         operations = [EpochStart(1), Stage(KEY, 1, "r"), None, MoveCursor("g", 1, "consumer"), Stage(KEY, 2, "r")]
@@ -98,13 +99,12 @@ def test_what_is_dropped_becomes_a_snapshot(tmp_path: Path, durability: str) -> 
         assert await journal.shorten_to(2, DEDUP) == first
         await journal.close()
 
-    on_a_bed(test, tmp_path, durability, segment_bytes_max=420, cache_bytes_max=0)
-
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 @pytest.mark.parametrize("durability", EVERY)
-def test_a_random_life_with_shortenings_equals_a_model(tmp_path: Path, durability: str, seed: int) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_random_life_with_shortenings_equals_a_model(tmp_path: Path, durability: str, seed: int) -> None:
+    async with Bed(tmp_path, durability, segment_bytes_max=5000, cache_bytes_max=9000) as bed:
         rng = random.Random(seed)
         model: list[Frame] = []
         applied, epoch, first, shortened = 0, 1, 1, 0
@@ -161,18 +161,17 @@ def test_a_random_life_with_shortenings_equals_a_model(tmp_path: Path, durabilit
         assert shortened >= 2
         await journal.close()
 
-    on_a_bed(test, tmp_path, durability, segment_bytes_max=5000, cache_bytes_max=9000)
-
 
 async def all_flushed(journal: Journal) -> None:
     """Everything is reported, and every truncation carried out."""
     await eventually(lambda: journal._reported == journal.last_index and not getattr(journal, "_cuts", ()))  # type: ignore[attr-defined]
 
 
-def test_a_journal_that_is_closed_while_its_snapshot_is_stored_leaves_nothing_in_the_brokers_caches(
+@real_time
+async def test_a_journal_that_is_closed_while_its_snapshot_is_stored_leaves_nothing_in_the_brokers_caches(
     tmp_path: Path,
 ) -> None:
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 20))
         await heard.until_flushed(20)
@@ -196,12 +195,11 @@ def test_a_journal_that_is_closed_while_its_snapshot_is_stored_leaves_nothing_in
         assert await shortening == journal.first_index == 16
         assert (caches.bytes, caches._sizes) == (0, {})
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
-
 
 @pytest.mark.parametrize("durability", EVERY)
-def test_a_shortening_goes_on_though_nobody_waits_for_it_any_more(tmp_path: Path, durability: str) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_shortening_goes_on_though_nobody_waits_for_it_any_more(tmp_path: Path, durability: str) -> None:
+    async with Bed(tmp_path, durability, segment_bytes_max=300) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 20))
         await heard.until_flushed(20)
@@ -213,38 +211,35 @@ def test_a_shortening_goes_on_though_nobody_waits_for_it_any_more(tmp_path: Path
         assert await journal.shorten_to(10, DEDUP) == 16
         await journal.close()
 
-    on_a_bed(test, tmp_path, durability, segment_bytes_max=300)
 
-
-def test_a_journal_in_memory_begins_with_the_snapshot_that_it_is_given() -> None:
-    async def scene() -> None:
-        snapshot = Snapshot(40, 3, 7, state_of(frames_of(1, 40), DEDUP))
-        heard = Heard()
-        journal, recovered, recovery, *_ = open_memory_journal(heard, PLACE, snapshot=snapshot, recovery=3)
-        assert (recovered.entries, recovered.snapshot, recovery, snapshot_of(journal)) == ((), snapshot, 3, snapshot)
-        assert (journal.first_index, journal.last_index) == (41, 40)
-        journal.append(frames_of(41, 45, epoch=3))
-        await heard.until_flushed(45)
-        journal.truncate(40)
-        with pytest.raises(AssertionError, match="epoch 2 falls"):
-            journal.append(frames_of(41, 41, epoch=2))
-        journal.append(frames_of(41, 45, epoch=4))
-        await heard.until(lambda: ("flushed", 45, 4) in heard.calls)
-        assert await journal.shorten_to(44, DEDUP) == 44
-        assert state_at_end(journal, 45) == state_of([*frames_of(1, 40), *frames_of(41, 45, epoch=4)], DEDUP)
-        with pytest.raises(AssertionError, match="is applied"):
-            journal.truncate(42)
-        await journal.adopt(9)
-        await journal.close()
-
-    asyncio.run(scene())
+@real_time
+async def test_a_journal_in_memory_begins_with_the_snapshot_that_it_is_given() -> None:
+    snapshot = Snapshot(40, 3, 7, state_of(frames_of(1, 40), DEDUP))
+    heard = Heard()
+    journal, recovered, recovery, *_ = open_memory_journal(heard, PLACE, snapshot=snapshot, recovery=3)
+    assert (recovered.entries, recovered.snapshot, recovery, snapshot_of(journal)) == ((), snapshot, 3, snapshot)
+    assert (journal.first_index, journal.last_index) == (41, 40)
+    journal.append(frames_of(41, 45, epoch=3))
+    await heard.until_flushed(45)
+    journal.truncate(40)
+    with pytest.raises(AssertionError, match="epoch 2 falls"):
+        journal.append(frames_of(41, 41, epoch=2))
+    journal.append(frames_of(41, 45, epoch=4))
+    await heard.until(lambda: ("flushed", 45, 4) in heard.calls)
+    assert await journal.shorten_to(44, DEDUP) == 44
+    assert state_at_end(journal, 45) == state_of([*frames_of(1, 40), *frames_of(41, 45, epoch=4)], DEDUP)
+    with pytest.raises(AssertionError, match="is applied"):
+        journal.truncate(42)
+    await journal.adopt(9)
+    await journal.close()
 
 
 # ------------------------------------------------------------------ on disk
 
 
-def test_only_whole_segments_go_and_never_the_last(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_only_whole_segments_go_and_never_the_last(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         journal, heard, _ = bed.open()
         assert await journal.shorten_to(1, DEDUP) == 1
         journal.append(frames_of(1, 8))  # 1-3, 4-6, 7-8
@@ -257,14 +252,13 @@ def test_only_whole_segments_go_and_never_the_last(tmp_path: Path) -> None:
             await journal.shorten_to(10, DEDUP)
         await journal.close()
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
-
 
 @pytest.mark.parametrize("durability", ON_DISK)
-def test_a_truncation_down_to_the_new_start_leaves_the_journal_empty_and_usable(
+@real_time
+async def test_a_truncation_down_to_the_new_start_leaves_the_journal_empty_and_usable(
     tmp_path: Path, durability: str
 ) -> None:
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, durability, segment_bytes_max=300, cache_bytes_max=0) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 11))
         await heard.until_flushed(11)
@@ -305,12 +299,11 @@ def test_a_truncation_down_to_the_new_start_leaves_the_journal_empty_and_usable(
         assert (third.first_index, third.last_index, opened.recovered.entries, opened.damaged) == (7, 6, (), "")
         await third.close()
 
-    on_a_bed(test, tmp_path, durability, segment_bytes_max=300, cache_bytes_max=0)
-
 
 @pytest.mark.parametrize("durability", ON_DISK)
-def test_a_shortening_that_is_killed_at_any_step_costs_nothing(tmp_path: Path, durability: str) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_shortening_that_is_killed_at_any_step_costs_nothing(tmp_path: Path, durability: str) -> None:
+    async with Bed(tmp_path, durability, segment_bytes_max=300) as bed:
         frames = frames_of(1, 20)
         journal, heard, _ = bed.open()
         journal.append(frames)
@@ -343,12 +336,11 @@ def test_a_shortening_that_is_killed_at_any_step_costs_nothing(tmp_path: Path, d
         assert begins == sorted(begins)
         assert len(begins) > 6
 
-    on_a_bed(test, tmp_path, durability, segment_bytes_max=300)
-
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_disk_that_takes_no_snapshot_keeps_everything(tmp_path: Path, code: int) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_disk_that_takes_no_snapshot_keeps_everything(tmp_path: Path, code: int) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 9))
         await heard.until_flushed(9)
@@ -365,11 +357,12 @@ def test_a_disk_that_takes_no_snapshot_keeps_everything(tmp_path: Path, code: in
         assert await journal.shorten_to(7, DEDUP) == 7
         await journal.close()
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
 
-
-def test_segments_that_could_not_be_removed_go_the_next_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_segments_that_could_not_be_removed_go_the_next_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 11))
         await heard.until_flushed(11)
@@ -386,12 +379,11 @@ def test_segments_that_could_not_be_removed_go_the_next_time(tmp_path: Path, cap
         assert len(bed.segments) == 2
         await journal.close()
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
-
 
 @pytest.mark.parametrize("at", [20, 85, 299], ids=["header", "payload", "last byte"])
-def test_damage_in_what_is_dropped_is_told_and_goes_into_no_snapshot(tmp_path: Path, at: int) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_damage_in_what_is_dropped_is_told_and_goes_into_no_snapshot(tmp_path: Path, at: int) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 9))
         await heard.until_flushed(9)
@@ -410,17 +402,16 @@ def test_damage_in_what_is_dropped_is_told_and_goes_into_no_snapshot(tmp_path: P
         assert again.last_index == 3 + at // 100
         await again.close()
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
-
 
 # ------------------------------------------------------------------ recoveries
 
 
 @pytest.mark.parametrize("durability", ON_DISK)
-def test_a_recovery_is_remembered_with_the_log(
+@real_time
+async def test_a_recovery_is_remembered_with_the_log(
     tmp_path: Path, durability: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, durability) as bed:
         journal, heard, opened = bed.open()
         assert opened.recovery == 0
         await asyncio.gather(journal.adopt(2), journal.adopt(3))
@@ -438,11 +429,10 @@ def test_a_recovery_is_remembered_with_the_log(
         _, _, opened = bed.open()
         assert opened.recovery == 3
 
-    on_a_bed(test, tmp_path, durability)
 
-
-def test_what_is_not_written_yet_is_not_dropped(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_what_is_not_written_yet_is_not_dropped(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 4))
         await heard.until_flushed(4)
@@ -454,16 +444,15 @@ def test_what_is_not_written_yet_is_not_dropped(tmp_path: Path) -> None:
         assert await journal.shorten_to(12, DEDUP) == 10
         await journal.close()
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
-
 
 @pytest.mark.parametrize(
     "harm", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:200])], ids=["gone", "cut off"]
 )
-def test_a_segment_that_is_not_what_was_written_goes_into_no_snapshot(
+@real_time
+async def test_a_segment_that_is_not_what_was_written_goes_into_no_snapshot(
     tmp_path: Path, harm: Callable[[Path], object]
 ) -> None:
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 9))
         await heard.until_flushed(9)
@@ -473,5 +462,3 @@ def test_a_segment_that_is_not_what_was_written_goes_into_no_snapshot(
         await heard.until_heard("replaced")
         assert journal.first_index == 1
         await journal.close()
-
-    on_a_bed(test, tmp_path, segment_bytes_max=300)

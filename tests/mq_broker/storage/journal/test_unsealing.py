@@ -24,7 +24,8 @@ from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.sealed import BLOCK_BYTES, Altered, DataKey
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import StorageFailed
-from tests.mq_broker.storage.bed import DEADLINE_S, PLACE, Bed, eventually, frame_of, joined, on_a_bed
+from tests.coroutines import real_time
+from tests.mq_broker.storage.bed import DEADLINE_S, PLACE, Bed, eventually, frame_of, joined
 from tests.mq_broker.storage.journal.test_sealed_journals import forged
 
 SIZE = 40_000
@@ -69,54 +70,48 @@ def on_the_loop(names: list[str]) -> int:
     return sum(not name.startswith("unsealing") for name in names)
 
 
-def test_entries_of_plain_and_sealed_segments_are_read_in_order_beside_the_loop(
+@real_time
+async def test_entries_of_plain_and_sealed_segments_are_read_in_order_beside_the_loop(
     tmp_path: Path, opened_by: list[str]
 ) -> None:
-    async def test(bed: Bed) -> None:
-        async with sealed(bed, 4, 14) as journal:
-            opened_by.clear()
-            for first, last in ((1, 14), (3, 9), (5, 14), (6, 99)):
-                assert joined(await journal.read_apart(first, last)) == joined(large(first, min(last, 14)))
-            assert len(opened_by) == 10 + 5 + 10 + 9
-            assert on_the_loop(opened_by) <= 8  # what is left over of a segment is little
-            opened_by.clear()
-            assert joined(await journal.read_apart(7, 7)) == joined(large(7, 7))  # so is this
-            assert opened_by == [threading.current_thread().name]
-            assert await journal.shorten_to(9, WindowBounds(100)) > 4
-            with pytest.raises(StorageFailed, match="is not kept"):
-                await journal.read_apart(4, 14)
-
-    on_a_bed(test, tmp_path, segment_bytes_max=130_000, cache_bytes_max=0)
+    async with Bed(tmp_path, segment_bytes_max=130000, cache_bytes_max=0) as bed, sealed(bed, 4, 14) as journal:
+        opened_by.clear()
+        for first, last in ((1, 14), (3, 9), (5, 14), (6, 99)):
+            assert joined(await journal.read_apart(first, last)) == joined(large(first, min(last, 14)))
+        assert len(opened_by) == 10 + 5 + 10 + 9
+        assert on_the_loop(opened_by) <= 8  # what is left over of a segment is little
+        opened_by.clear()
+        assert joined(await journal.read_apart(7, 7)) == joined(large(7, 7))  # so is this
+        assert opened_by == [threading.current_thread().name]
+        assert await journal.shorten_to(9, WindowBounds(100)) > 4
+        with pytest.raises(StorageFailed, match="is not kept"):
+            await journal.read_apart(4, 14)
 
 
-def test_what_is_written_meanwhile_is_read_from_memory_behind_what_is_opened(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        async with sealed(bed, 0, 5) as journal:
-            bed.hold()
-            journal.append(large(6, 7))
-            assert joined(await journal.read_apart(1, 7)) == joined(large(1, 7))
-            bed.let_go()
-
-    on_a_bed(test, tmp_path, cache_bytes_max=0)
+@real_time
+async def test_what_is_written_meanwhile_is_read_from_memory_behind_what_is_opened(tmp_path: Path) -> None:
+    async with Bed(tmp_path, cache_bytes_max=0) as bed, sealed(bed, 0, 5) as journal:
+        bed.hold()
+        journal.append(large(6, 7))
+        assert joined(await journal.read_apart(1, 7)) == joined(large(1, 7))
+        bed.let_go()
 
 
-def test_the_answers_are_three_in_a_thread_too(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        async with sealed(bed, 0, 5) as journal:
-            segment = segment_path(bed.path, 1)
-            whole = segment.read_bytes()
-            unit = (len(whole) - BLOCK_BYTES) // 5
-            third = BLOCK_BYTES + 2 * unit
-            segment.write_bytes(forged(whole, third, third + 80))
-            with pytest.raises(Altered, match=r"entry 3 .* was altered"):
-                await journal.read_apart(1, 5)
-            segment.write_bytes(whole[: third + 80] + b"\0" + whole[third + 81 :])
-            with pytest.raises(StorageFailed, match=f"damaged at byte {third}"):
-                await journal.read_apart(1, 5)
-            segment.write_bytes(whole)
-            assert joined(await journal.read_apart(1, 5)) == joined(large(1, 5))
-
-    on_a_bed(test, tmp_path, cache_bytes_max=0)
+@real_time
+async def test_the_answers_are_three_in_a_thread_too(tmp_path: Path) -> None:
+    async with Bed(tmp_path, cache_bytes_max=0) as bed, sealed(bed, 0, 5) as journal:
+        segment = segment_path(bed.path, 1)
+        whole = segment.read_bytes()
+        unit = (len(whole) - BLOCK_BYTES) // 5
+        third = BLOCK_BYTES + 2 * unit
+        segment.write_bytes(forged(whole, third, third + 80))
+        with pytest.raises(Altered, match=r"entry 3 .* was altered"):
+            await journal.read_apart(1, 5)
+        segment.write_bytes(whole[: third + 80] + b"\0" + whole[third + 81 :])
+        with pytest.raises(StorageFailed, match=f"damaged at byte {third}"):
+            await journal.read_apart(1, 5)
+        segment.write_bytes(whole)
+        assert joined(await journal.read_apart(1, 5)) == joined(large(1, 5))
 
 
 class HeldFiles(OsFiles):
@@ -137,41 +132,37 @@ class HeldFiles(OsFiles):
 
 
 @pytest.mark.parametrize("how", ["cut", "closed"])
-def test_nothing_is_served_of_a_log_that_was_cut_or_closed_while_it_was_read(tmp_path: Path, how: str) -> None:
-    async def test(bed: Bed) -> None:
-        async with sealed(bed, 0, 5) as journal:
-            files = bed.writer.files = HeldFiles()
-            reading = asyncio.create_task(journal.read_apart(1, 5))
-            await files.until_reading()
-            if how == "cut":
-                journal.truncate(3)
-                journal.append(large(4, 5, epoch=2))
-            else:
-                await journal.close()
+@real_time
+async def test_nothing_is_served_of_a_log_that_was_cut_or_closed_while_it_was_read(tmp_path: Path, how: str) -> None:
+    async with Bed(tmp_path, cache_bytes_max=0) as bed, sealed(bed, 0, 5) as journal:
+        files = bed.writer.files = HeldFiles()
+        reading = asyncio.create_task(journal.read_apart(1, 5))
+        await files.until_reading()
+        if how == "cut":
+            journal.truncate(3)
+            journal.append(large(4, 5, epoch=2))
+        else:
+            await journal.close()
+        files.go_on.release()
+        assert await reading == []
+
+
+@real_time
+async def test_readers_are_opened_for_two_at_a_time_and_one_who_is_gone_takes_no_place(tmp_path: Path) -> None:
+    async with Bed(tmp_path, cache_bytes_max=0) as bed, sealed(bed, 0, 5) as journal:
+        files = bed.writer.files = HeldFiles()
+        reading = [asyncio.create_task(journal.read_apart(1, 5)) for _ in range(12)]
+        await files.until_reading()
+        await files.until_reading()
+        await asyncio.sleep(0)
+        assert not files.reading.acquire(blocking=False)
+        for task in reading[2:11]:
+            task.cancel()
+        for _ in range(12):
             files.go_on.release()
-            assert await reading == []
-
-    on_a_bed(test, tmp_path, cache_bytes_max=0)
-
-
-def test_readers_are_opened_for_two_at_a_time_and_one_who_is_gone_takes_no_place(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        async with sealed(bed, 0, 5) as journal:
-            files = bed.writer.files = HeldFiles()
-            reading = [asyncio.create_task(journal.read_apart(1, 5)) for _ in range(12)]
-            await files.until_reading()
-            await files.until_reading()
-            await asyncio.sleep(0)
-            assert not files.reading.acquire(blocking=False)
-            for task in reading[2:11]:
-                task.cancel()
-            for _ in range(12):
-                files.go_on.release()
-            found = await asyncio.gather(*reading, return_exceptions=True)
-            assert [joined(found[n]) == joined(large(1, 5)) for n in (0, 1, 11)] == [True] * 3  # type: ignore[arg-type]
-            assert [type(each) for each in found[2:11]] == [asyncio.CancelledError] * 9
-
-    on_a_bed(test, tmp_path, cache_bytes_max=0)
+        found = await asyncio.gather(*reading, return_exceptions=True)
+        assert [joined(found[n]) == joined(large(1, 5)) for n in (0, 1, 11)] == [True] * 3  # type: ignore[arg-type]
+        assert [type(each) for each in found[2:11]] == [asyncio.CancelledError] * 9
 
 
 class Follower:
@@ -208,44 +199,40 @@ class Follower:
         return self.messages._waiting
 
 
-def test_what_a_follower_that_lags_is_sent_is_opened_beside_the_loop_and_stays_in_order(
+@real_time
+async def test_what_a_follower_that_lags_is_sent_is_opened_beside_the_loop_and_stays_in_order(
     tmp_path: Path, opened_by: list[str]
 ) -> None:
-    async def test(bed: Bed) -> None:
-        async with sealed(bed, 0, 12) as journal:
-            opened_by.clear()
-            follower = Follower(journal)
-            for prev, last in ((0, 4), (4, 8), (8, 8), (8, 9), (9, 12), (12, 12)):
-                follower.send(prev, last)
-            assert follower.arrived == []
-            await eventually(lambda: not follower.waiting)
-            assert follower.arrived == [
-                (prev, [joined(large(prev + 1, last))])
-                for prev, last in ((0, 4), (4, 8), (8, 8), (8, 9), (9, 12), (12, 12))
-            ]
-            assert on_the_loop(opened_by) == 1  # entry 9 alone is little
-            follower.send(12, 12)
-            assert len(follower.arrived) == 7  # nothing waits: it is sent at once
-
-    on_a_bed(test, tmp_path, cache_bytes_max=0)
+    async with Bed(tmp_path, cache_bytes_max=0) as bed, sealed(bed, 0, 12) as journal:
+        opened_by.clear()
+        follower = Follower(journal)
+        for prev, last in ((0, 4), (4, 8), (8, 8), (8, 9), (9, 12), (12, 12)):
+            follower.send(prev, last)
+        assert follower.arrived == []
+        await eventually(lambda: not follower.waiting)
+        assert follower.arrived == [
+            (prev, [joined(large(prev + 1, last))])
+            for prev, last in ((0, 4), (4, 8), (8, 8), (8, 9), (9, 12), (12, 12))
+        ]
+        assert on_the_loop(opened_by) == 1  # entry 9 alone is little
+        follower.send(12, 12)
+        assert len(follower.arrived) == 7  # nothing waits: it is sent at once
 
 
-def test_what_waits_for_a_log_that_is_cut_is_not_sent(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        async with sealed(bed, 0, 6) as journal:
-            files = bed.writer.files = HeldFiles()
-            follower = Follower(journal)
-            follower.send(0, 4)
-            follower.send(4, 6)
-            journal.truncate(5)  # in the same turn, before the thread has begun
-            await eventually(lambda: not follower.waiting)
-            follower.send(0, 4)
-            follower.send(4, 5)
-            await files.until_reading()
-            journal.truncate(3)
-            journal.append(large(4, 5, epoch=2))
-            files.go_on.release()
-            await eventually(lambda: not follower.waiting)
-            assert follower.arrived == []
-
-    on_a_bed(test, tmp_path, cache_bytes_max=0)
+@real_time
+async def test_what_waits_for_a_log_that_is_cut_is_not_sent(tmp_path: Path) -> None:
+    async with Bed(tmp_path, cache_bytes_max=0) as bed, sealed(bed, 0, 6) as journal:
+        files = bed.writer.files = HeldFiles()
+        follower = Follower(journal)
+        follower.send(0, 4)
+        follower.send(4, 6)
+        journal.truncate(5)  # in the same turn, before the thread has begun
+        await eventually(lambda: not follower.waiting)
+        follower.send(0, 4)
+        follower.send(4, 5)
+        await files.until_reading()
+        journal.truncate(3)
+        journal.append(large(4, 5, epoch=2))
+        files.go_on.release()
+        await eventually(lambda: not follower.waiting)
+        assert follower.arrived == []

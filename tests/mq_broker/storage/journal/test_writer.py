@@ -13,6 +13,7 @@ import pytest
 import mq_broker.storage.journal.writer as writer_module
 from mq_broker.storage.opening.opening import open_disk_journal
 from mq_protocol.errors import StorageFailed
+from tests.coroutines import real_time
 from tests.mq_broker.storage.bed import (
     DEADLINE_S,
     PLACE,
@@ -22,7 +23,6 @@ from tests.mq_broker.storage.bed import (
     frame_of,
     frames_of,
     joined,
-    on_a_bed,
     open_files_under,
 )
 
@@ -32,8 +32,9 @@ ALL = 1 << 40
 # ------------------------------------------------------------------ grouping
 
 
-def test_what_gathers_during_a_sync_shares_the_next_one(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_what_gathers_during_a_sync_shares_the_next_one(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         journal, heard, _ = bed.open()
         bed.hold()
         journal.append(frames_of(1, 1))
@@ -46,11 +47,10 @@ def test_what_gathers_during_a_sync_shares_the_next_one(tmp_path: Path) -> None:
         assert heard.of("flushed") == [1, 201]
         await journal.close()
 
-    on_a_bed(test, tmp_path)
 
-
-def test_os_is_flushed_once_written_and_synced_in_the_background(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_os_is_flushed_once_written_and_synced_in_the_background(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "os") as bed:
         bed.writer.syncs.interval_s = 3600
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 3))
@@ -66,11 +66,10 @@ def test_os_is_flushed_once_written_and_synced_in_the_background(tmp_path: Path)
         await eventually(lambda: bed.files.syncs > 0)
         await journal.close()
 
-    on_a_bed(test, tmp_path, "os")
 
-
-def test_a_new_segment_is_in_its_directory_durably_and_after_the_one_before(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_new_segment_is_in_its_directory_durably_and_after_the_one_before(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=200) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 2))
         await heard.until_flushed(2)
@@ -87,11 +86,10 @@ def test_a_new_segment_is_in_its_directory_durably_and_after_the_one_before(tmp_
         ]
         await journal.close()
 
-    on_a_bed(test, tmp_path, segment_bytes_max=200)
 
-
-def test_more_parts_than_one_write_takes(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_more_parts_than_one_write_takes(tmp_path: Path) -> None:
+    async with Bed(tmp_path, cache_bytes_max=0) as bed:
         journal, heard, _ = bed.open()
         frames = frames_of(1, 1500, size=17_000)
         journal.append(frames)
@@ -99,18 +97,17 @@ def test_more_parts_than_one_write_takes(tmp_path: Path) -> None:
         assert bed.segments[0].read_bytes() == joined(frames)
         await journal.close()
 
-    on_a_bed(test, tmp_path, cache_bytes_max=0)
-
 
 # ------------------------------------------------------------------ a full disk
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])
 @pytest.mark.parametrize("room", [0, 99, 100, 299])
-def test_a_full_disk_refuses_what_does_not_fit_and_takes_more_when_there_is_room(
+@real_time
+async def test_a_full_disk_refuses_what_does_not_fit_and_takes_more_when_there_is_room(
     tmp_path: Path, durability: str, room: int
 ) -> None:
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, durability) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 2))
         await heard.until_flushed(2)
@@ -138,12 +135,11 @@ def test_a_full_disk_refuses_what_does_not_fit_and_takes_more_when_there_is_room
         assert joined(again.read(1, 9, ALL)) == joined(frames_of(1, fitting) + other)
         await again.close()
 
-    on_a_bed(test, tmp_path, durability)
-
 
 @pytest.mark.parametrize("failing", ["sync_directory", "open"])
-def test_no_room_for_a_new_segment_is_a_refusal(tmp_path: Path, failing: str) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_no_room_for_a_new_segment_is_a_refusal(tmp_path: Path, failing: str) -> None:
+    async with Bed(tmp_path, segment_bytes_max=290) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 2))
         await heard.until_flushed(2)
@@ -166,11 +162,10 @@ def test_no_room_for_a_new_segment_is_a_refusal(tmp_path: Path, failing: str) ->
         assert len(opened.recovered.entries) == 4
         await again.close()
 
-    on_a_bed(test, tmp_path, segment_bytes_max=290)
 
-
-def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 3, size=9000))
         await heard.until_flushed(3)
@@ -189,13 +184,11 @@ def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
         assert bed.segments[0].read_bytes() == joined(frames_of(1, 6, size=9000))
         await journal.close()
 
-    on_a_bed(test, tmp_path)
 
-
-def test_a_queue_that_is_full_refuses_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@real_time
+async def test_a_queue_that_is_full_refuses_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "WRITER_PENDING_BYTES_MAX", 300)
-
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path) as bed:
         journal, heard, _ = bed.open()
         bed.hold()
         journal.append(frames_of(1, 3))
@@ -217,14 +210,13 @@ def test_a_queue_that_is_full_refuses_and_recovers(tmp_path: Path, monkeypatch: 
         assert (bed.writer.pending_bytes, bed.writer.pending_orders) == (0, 0)
         await journal.close()
 
-    on_a_bed(test, tmp_path)
-
 
 # ------------------------------------------------------------------ a failing disk
 
 
-def test_a_failed_fsync_is_never_acknowledged_and_gives_the_log_a_new_id(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_failed_fsync_is_never_acknowledged_and_gives_the_log_a_new_id(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 2))
         await heard.until_flushed(2)
@@ -246,12 +238,11 @@ def test_a_failed_fsync_is_never_acknowledged_and_gives_the_log_a_new_id(tmp_pat
         assert len(opened.recovered.entries) == 4
         await again.close()
 
-    on_a_bed(test, tmp_path)
-
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])
-def test_a_disk_that_takes_no_new_log_id_takes_nothing_any_more(tmp_path: Path, durability: str) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_disk_that_takes_no_new_log_id_takes_nothing_any_more(tmp_path: Path, durability: str) -> None:
+    async with Bed(tmp_path, durability) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 2))
         await heard.until_flushed(2)
@@ -270,26 +261,23 @@ def test_a_disk_that_takes_no_new_log_id_takes_nothing_any_more(tmp_path: Path, 
         await journal.close()
         assert '"clean": false' in (bed.path / "log.json").read_text()
 
-    on_a_bed(test, tmp_path, durability)
+
+@real_time
+async def test_a_writer_that_breaks_is_heard_of(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    await bed.__aenter__()
+    journal, _, _ = bed.open()
+    bed.files.sync = lambda fd: 1 // 0  # type: ignore[method-assign,assignment,return-value]
+    journal.append(frames_of(1, 1))
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(bed.writer.died, 10)
+    with pytest.raises(StorageFailed, match="did not close"):
+        await journal.close()
 
 
-def test_a_writer_that_breaks_is_heard_of(tmp_path: Path) -> None:
-    async def scene() -> None:
-        bed = Bed(tmp_path)
-        await bed.__aenter__()
-        journal, _, _ = bed.open()
-        bed.files.sync = lambda fd: 1 // 0  # type: ignore[method-assign,assignment,return-value]
-        journal.append(frames_of(1, 1))
-        with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(bed.writer.died, 10)
-        with pytest.raises(StorageFailed, match="did not close"):
-            await journal.close()
-
-    asyncio.run(scene())
-
-
-def test_the_writer_needs_no_descriptors_for_journals_that_are_closed(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_the_writer_needs_no_descriptors_for_journals_that_are_closed(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300, cache_bytes_max=0) as bed:
         for _ in range(5):
             journal, _, _ = bed.open()
             journal.append(frames_of(journal.last_index + 1, journal.last_index + 9))
@@ -297,10 +285,9 @@ def test_the_writer_needs_no_descriptors_for_journals_that_are_closed(tmp_path: 
             await journal.close()
         assert open_files_under(tmp_path) == []
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300, cache_bytes_max=0)
 
-
-def test_many_idle_journals_hold_few_files_open_and_take_entries_all_the_same(
+@real_time
+async def test_many_idle_journals_hold_few_files_open_and_take_entries_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "OPEN_LOGS_MAX", 4)
@@ -309,7 +296,7 @@ def test_many_idle_journals_hold_few_files_open_and_take_entries_all_the_same(
         names = open_files_under(tmp_path)
         return len({Path(name).parent for name in names if name.endswith((".log", "flushed"))})
 
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path) as bed:
         places = [bed.path / str(n) for n in range(20)]
         heards = [Heard() for _ in places]
         durabilities = ["fsync", "os"] * 10
@@ -330,11 +317,10 @@ def test_many_idle_journals_hold_few_files_open_and_take_entries_all_the_same(
             assert not again.damaged
             await again.journal.close()
 
-    on_a_bed(test, tmp_path)
 
-
-def test_a_truncation_that_stays_owed_leaves_no_clean_mark(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_truncation_that_stays_owed_leaves_no_clean_mark(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 5))
         await heard.until_flushed(5)
@@ -345,11 +331,10 @@ def test_a_truncation_that_stays_owed_leaves_no_clean_mark(tmp_path: Path) -> No
         assert [entry.index for entry in opened.recovered.entries] == [1, 2, 3, 4, 5]  # its leader will cut them again
         await again.close()
 
-    on_a_bed(test, tmp_path)
 
-
-def test_a_refusal_that_crosses_a_truncation_says_nothing_about_what_came_after(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_refusal_that_crosses_a_truncation_says_nothing_about_what_came_after(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 2))
         await heard.until_flushed(2)
@@ -366,11 +351,10 @@ def test_a_refusal_that_crosses_a_truncation_says_nothing_about_what_came_after(
         assert joined(journal.read(1, 9, ALL)) == joined([*frames_of(1, 1), *frames_of(2, 4, epoch=2)])
         await journal.close()
 
-    on_a_bed(test, tmp_path)
 
-
-def test_short_writes_are_continued(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_short_writes_are_continued(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         real = bed.files.write
         bed.files.write = lambda fd, parts, position: real(fd, (b"".join(parts)[:777],), position)  # type: ignore[method-assign]
         journal, heard, _ = bed.open()
@@ -379,5 +363,3 @@ def test_short_writes_are_continued(tmp_path: Path) -> None:
         await heard.until_flushed(5)
         assert bed.segments[0].read_bytes() == joined(frames)
         await journal.close()
-
-    on_a_bed(test, tmp_path)

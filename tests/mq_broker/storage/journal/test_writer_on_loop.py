@@ -14,7 +14,8 @@ from mq_broker.storage.journal.journal import DiskJournal
 from mq_broker.storage.journal.segments import Outcome
 from mq_protocol.envelope import Buffer
 from tests.cluster.harness import wait_until
-from tests.mq_broker.storage.bed import Bed, Heard, eventually, frames_of, joined, on_a_bed
+from tests.coroutines import real_time
+from tests.mq_broker.storage.bed import Bed, Heard, eventually, frames_of, joined
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +54,9 @@ async def written_by(bed: Bed, journal: Journal, index: int, size: int = 100) ->
 LOOP = threading.current_thread().name
 
 
-def test_little_is_written_on_the_loop_once_the_thread_has_opened_the_file(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_little_is_written_on_the_loop_once_the_thread_has_opened_the_file(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "os") as bed:
         bed.writer.syncs.interval_s = 3600
         journal, heard, _ = bed.open()
         assert await written_by(bed, journal, 1) == "journal-writer"
@@ -72,22 +74,20 @@ def test_little_is_written_on_the_loop_once_the_thread_has_opened_the_file(tmp_p
         assert len(opened.recovered.entries) == 4
         await again.close()
 
-    on_a_bed(test, tmp_path, "os")
 
-
-def test_what_must_be_synced_is_not_written_on_the_loop(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_what_must_be_synced_is_not_written_on_the_loop(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "fsync") as bed:
         journal, heard, _ = bed.open()
         for index in (1, 2):
             assert await written_by(bed, journal, index) == "journal-writer"
             await heard.until_flushed(index)
         await journal.close()
 
-    on_a_bed(test, tmp_path, "fsync")
 
-
-def test_entries_stay_in_order_behind_what_the_thread_has(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_entries_stay_in_order_behind_what_the_thread_has(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "os") as bed:
         journal, heard = await with_one_entry(bed)
         large = frames_of(2, 2, size=writer_module.LOOP_BYTES_MAX + 1)
         journal.append(large)
@@ -98,13 +98,11 @@ def test_entries_stay_in_order_behind_what_the_thread_has(tmp_path: Path) -> Non
         assert joined(again.read(1, 3, 1 << 40)) == joined([*frames_of(1, 1), *large, *frames_of(3, 3)])
         await again.close()
 
-    on_a_bed(test, tmp_path, "os")
 
-
-def test_nothing_is_written_on_the_loop_while_the_disk_syncs(tmp_path: Path) -> None:
+@real_time
+async def test_nothing_is_written_on_the_loop_while_the_disk_syncs(tmp_path: Path) -> None:
     """So a disk that hangs holds up the thread, and not the loop."""
-
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, "os") as bed:
         journal, heard, _ = bed.open()
         await bed.append_and_hold_sync(journal, frames_of(1, 1))
         await heard.until_flushed(1)
@@ -113,11 +111,10 @@ def test_nothing_is_written_on_the_loop_while_the_disk_syncs(tmp_path: Path) -> 
         bed.let_go()
         await journal.close()
 
-    on_a_bed(test, tmp_path, "os")
 
-
-def test_what_the_loop_has_written_is_synced_in_the_background(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_what_the_loop_has_written_is_synced_in_the_background(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "os") as bed:
         bed.writer.syncs.interval_s = 0.01
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 1))
@@ -129,11 +126,10 @@ def test_what_the_loop_has_written_is_synced_in_the_background(tmp_path: Path) -
         await eventually(lambda: bed.writer.syncs.is_empty)
         await journal.close()
 
-    on_a_bed(test, tmp_path, "os")
 
-
-def test_a_full_disk_is_told_of_what_the_loop_writes_too(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_full_disk_is_told_of_what_the_loop_writes_too(tmp_path: Path) -> None:
+    async with Bed(tmp_path, "os") as bed:
         journal, heard = await with_one_entry(bed)
         bed.files.room = 0
         bed.files.events.clear()
@@ -149,13 +145,11 @@ def test_a_full_disk_is_told_of_what_the_loop_writes_too(tmp_path: Path) -> None
         assert joined(again.read(1, 9, 1 << 40)) == joined([*frames_of(1, 1), *frames_of(2, 2, epoch=2)])
         await again.close()
 
-    on_a_bed(test, tmp_path, "os")
 
-
-def test_what_a_failed_background_sync_came_to_is_heard_before_what_is_written_after_it(tmp_path: Path) -> None:
+@real_time
+async def test_what_a_failed_background_sync_came_to_is_heard_before_what_is_written_after_it(tmp_path: Path) -> None:
     """Or the journal would take itself back to where it stood before."""
-
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, "os") as bed:
         journal, heard = await with_one_entry(bed)
         assert isinstance(journal, DiskJournal)
         real, stood = journal.settle, []
@@ -180,5 +174,3 @@ def test_what_a_failed_background_sync_came_to_is_heard_before_what_is_written_a
         assert await written_by(bed, journal, 4) == LOOP, "once it has heard of it"
         await heard.until_flushed(4)
         await journal.close()
-
-    on_a_bed(test, tmp_path, "os")

@@ -21,7 +21,8 @@ from mq_broker.storage.files import OsFiles
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol.errors import InvalidSetting, StorageFailed
-from tests.mq_broker.storage.bed import DEADLINE_S, PLACE, Bed, Heard, frame_of, frames_of, on_a_bed
+from tests.coroutines import real_time
+from tests.mq_broker.storage.bed import DEADLINE_S, PLACE, Bed, Heard, frame_of, frames_of
 
 HOLDER = """
 import sys, time
@@ -137,8 +138,9 @@ def held(directory: DataDirectory) -> list[str]:
     return sorted(path.name for path in (directory.path / "partitions").iterdir())
 
 
-def test_journals_are_opened_and_deleted(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_journals_are_opened_and_deleted(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         directory = DataDirectory.open(tmp_path / "data", 1)
         assert held(directory) == []
         for durability in ("fsync", "os", "memory"):
@@ -162,8 +164,6 @@ def test_journals_are_opened_and_deleted(tmp_path: Path) -> None:
             directory.open_journal(Place("a", 0), "disk", 1, Heard(), bed.writer)
         directory.close()
 
-    on_a_bed(test, tmp_path)
-
 
 def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start_or_the_next_deletion(tmp_path: Path) -> None:
     DataDirectory.open(tmp_path, 1).close()
@@ -178,7 +178,8 @@ def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start_or_the_next
     directory.close()
 
 
-def test_the_lock_is_held_for_as_long_as_a_journal_is_being_opened(tmp_path: Path) -> None:
+@real_time
+async def test_the_lock_is_held_for_as_long_as_a_journal_is_being_opened(tmp_path: Path) -> None:
     reached, go_on = threading.Event(), threading.Event()
 
     class SlowFiles(OsFiles):
@@ -187,45 +188,42 @@ def test_the_lock_is_held_for_as_long_as_a_journal_is_being_opened(tmp_path: Pat
             assert go_on.wait(DEADLINE_S)
             super().sync_directory(path)
 
-    async def scenario() -> None:
-        directory = DataDirectory.open(tmp_path, 1)
-        writer = Writer(SlowFiles())
-        opening = asyncio.create_task(asyncio.to_thread(directory.open_journal, PLACE, "fsync", 0, Heard(), writer))
-        assert await asyncio.to_thread(reached.wait, DEADLINE_S)
-        directory.close()  # the broker has stopped; the thread has not, and may cut what the next process appends
-        with pytest.raises(InvalidSetting, match="in use by another process"):
-            DataDirectory.open(tmp_path, 1)
-        go_on.set()
-        await opening
-        DataDirectory.open(tmp_path, 1).close()
-
-    asyncio.run(scenario())
+    directory = DataDirectory.open(tmp_path, 1)
+    writer = Writer(SlowFiles())
+    opening = asyncio.create_task(asyncio.to_thread(directory.open_journal, PLACE, "fsync", 0, Heard(), writer))
+    assert await asyncio.to_thread(reached.wait, DEADLINE_S)
+    directory.close()  # the broker has stopped; the thread has not, and may cut what the next process appends
+    with pytest.raises(InvalidSetting, match="in use by another process"):
+        DataDirectory.open(tmp_path, 1)
+    go_on.set()
+    await opening
+    DataDirectory.open(tmp_path, 1).close()
 
 
 @pytest.mark.parametrize("topic_id", ["../../x", "..", "/tmp/x", "a/b", "a\x00b", "x" * 200, "a.deleted"])
-def test_a_place_outside_the_directory_is_neither_read_nor_written_nor_removed(tmp_path: Path, topic_id: str) -> None:
-    async def scenario() -> None:
-        outside = tmp_path / "x-0"
-        outside.mkdir()
-        (outside / "precious").write_text("kept")
-        directory = DataDirectory.open(tmp_path / "data" / "broker", 1)
-        before = sorted(tmp_path.rglob("*"))  # noqa: ASYNC240 - nothing else runs
-        place, writer = Place(topic_id, 0), Writer()
-        acts: list[Callable[[], object]] = [
-            lambda: directory.open_journal(place, "fsync", 0, Heard(), writer),
-            lambda: directory.delete_partition(place),
-            lambda: directory.install(place, "fsync", "t", Snapshot(0, 0, 0, MachineState()), 0),
-            lambda: directory.start_over(place, "fsync", "t", 0),
-            lambda: directory.open_index(place, "fsync"),
-        ]
-        for act in acts:
-            with pytest.raises(StorageFailed, match="is no partition's directory"):
-                act()
-        assert sorted(tmp_path.rglob("*")) == before  # noqa: ASYNC240
-        assert (outside / "precious").read_text() == "kept"
-        directory.close()
-
-    asyncio.run(scenario())
+@real_time
+async def test_a_place_outside_the_directory_is_neither_read_nor_written_nor_removed(
+    tmp_path: Path, topic_id: str
+) -> None:
+    outside = tmp_path / "x-0"
+    outside.mkdir()
+    (outside / "precious").write_text("kept")
+    directory = DataDirectory.open(tmp_path / "data" / "broker", 1)
+    before = sorted(tmp_path.rglob("*"))  # noqa: ASYNC240 - nothing else runs
+    place, writer = Place(topic_id, 0), Writer()
+    acts: list[Callable[[], object]] = [
+        lambda: directory.open_journal(place, "fsync", 0, Heard(), writer),
+        lambda: directory.delete_partition(place),
+        lambda: directory.install(place, "fsync", "t", Snapshot(0, 0, 0, MachineState()), 0),
+        lambda: directory.start_over(place, "fsync", "t", 0),
+        lambda: directory.open_index(place, "fsync"),
+    ]
+    for act in acts:
+        with pytest.raises(StorageFailed, match="is no partition's directory"):
+            act()
+    assert sorted(tmp_path.rglob("*")) == before  # noqa: ASYNC240
+    assert (outside / "precious").read_text() == "kept"
+    directory.close()
 
 
 def test_a_directory_of_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -239,7 +237,8 @@ def test_a_directory_of_a_newer_format_is_refused_and_left_alone(tmp_path: Path)
     assert (tmp_path / "broker.json").read_text() == written
 
 
-def test_the_lock_is_held_for_as_long_as_a_journal_is_being_shortened(tmp_path: Path) -> None:
+@real_time
+async def test_the_lock_is_held_for_as_long_as_a_journal_is_being_shortened(tmp_path: Path) -> None:
     reached, go_on = threading.Event(), threading.Event()
 
     class SlowFiles(OsFiles):
@@ -249,7 +248,7 @@ def test_the_lock_is_held_for_as_long_as_a_journal_is_being_shortened(tmp_path: 
                 assert go_on.wait(DEADLINE_S)
             super().replace(path, data)
 
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path) as bed:
         directory = DataDirectory.open(tmp_path / "data", 1)
         bed.writer.files = SlowFiles()
         heard = Heard()
@@ -269,5 +268,3 @@ def test_the_lock_is_held_for_as_long_as_a_journal_is_being_shortened(tmp_path: 
         assert (opened.journal.first_index, opened.journal.last_index, opened.damaged) == (7, 9, "")
         await opened.journal.close()
         directory.close()
-
-    on_a_bed(test, tmp_path)

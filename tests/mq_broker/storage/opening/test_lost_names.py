@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mq_broker.storage.bed import PLACE, Bed, joined, on_a_bed
+from tests.coroutines import real_time
+from tests.mq_broker.storage.bed import PLACE, Bed, joined
 from tests.mq_broker.storage.opening.test_quarantine import (
     ALL,
     FRAMES,
@@ -18,10 +19,11 @@ from tests.mq_broker.storage.opening.test_quarantine import (
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b'{"format": 1}', b'{"format": "1"}'])
-def test_a_log_that_lost_its_name_is_another_one_with_what_it_holds(
+@real_time
+async def test_a_log_that_lost_its_name_is_another_one_with_what_it_holds(
     tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         former = await nine_entries(bed)
         if content is None:
             (bed.path / "log.json").unlink()
@@ -41,11 +43,10 @@ def test_a_log_that_lost_its_name_is_another_one_with_what_it_holds(
         assert (again.log_id, opened.damaged) == (journal.log_id, "")
         await again.close()
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
 
-
-def test_a_log_that_lost_its_name_is_never_its_former_self_wherever_a_start_is_killed(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_log_that_lost_its_name_is_never_its_former_self_wherever_a_start_is_killed(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         former = await nine_entries(bed)
         (bed.path / "log.json").write_bytes(b"{")
 
@@ -57,11 +58,10 @@ def test_a_log_that_lost_its_name_is_never_its_former_self_wherever_a_start_is_k
 
         assert killed_at_every_step(bed, bed.open, check) > 4
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
 
-
-def test_a_log_that_lost_its_name_can_be_replaced_while_the_broker_runs(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_log_that_lost_its_name_can_be_replaced_while_the_broker_runs(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         await nine_entries(bed)
         (bed.path / "log.json").write_bytes(b"{")
         directory = data_directory(bed)
@@ -70,5 +70,3 @@ def test_a_log_that_lost_its_name_can_be_replaced_while_the_broker_runs(tmp_path
         journal, _, opened = bed.open()
         assert (journal.last_index, opened.recovery, opened.damaged) == (0, 6, "")
         await journal.close()
-
-    on_a_bed(test, tmp_path, segment_bytes_max=300)

@@ -20,6 +20,7 @@ from mq_broker.storage.interface import Frame
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_broker.storage.opening.quarantine import ASIDES_MAX
 from mq_protocol.errors import StorageFailed
+from tests.coroutines import real_time
 from tests.mq_broker.storage.bed import (
     PLACE,
     Bed,
@@ -29,7 +30,6 @@ from tests.mq_broker.storage.bed import (
     frame_of,
     frames_of,
     joined,
-    on_a_bed,
     snapshot_of,
     state_of,
 )
@@ -79,8 +79,9 @@ def name_in(bed: Bed) -> str:
     return str(json.loads((bed.path / "log.json").read_text())["log_id"])
 
 
-def test_a_snapshot_is_installed_or_the_log_is_empty_or_as_it_was(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_snapshot_is_installed_or_the_log_is_empty_or_as_it_was(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         former = await nine_entries(bed)
         seen: list[str] = []
 
@@ -117,11 +118,10 @@ def test_a_snapshot_is_installed_or_the_log_is_empty_or_as_it_was(tmp_path: Path
         assert set(seen) == {"as it was", "empty", "installed"}
         assert seen == sorted(seen)
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
 
-
-def test_a_log_that_starts_over_is_kept_aside_whole_whenever_it_is_killed(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_log_that_starts_over_is_kept_aside_whole_whenever_it_is_killed(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         former = await nine_entries(bed)
         kept = sorted((path.name, path.read_bytes()) for path in bed.segments)
 
@@ -148,14 +148,13 @@ def test_a_log_that_starts_over_is_kept_aside_whole_whenever_it_is_killed(tmp_pa
 
         killed_at_every_step(bed, start_over, check)
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
-
 
 @pytest.mark.parametrize(("segment", "position", "good"), [(1, 100, 4), (1, 0, 3), (0, 200, 2), (2, 299, 8)])
-def test_a_repair_that_is_killed_is_finished_at_the_next_start(
+@real_time
+async def test_a_repair_that_is_killed_is_finished_at_the_next_start(
     tmp_path: Path, segment: int, position: int, good: int
 ) -> None:
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         former = await nine_entries(bed)
         data = bytearray(bed.segments[segment].read_bytes())
         data[position] ^= 1
@@ -180,11 +179,10 @@ def test_a_repair_that_is_killed_is_finished_at_the_next_start(
         assert told == sorted(told, reverse=True)  # once the repair is done it is told no more
         assert told[0]
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
 
-
-def test_a_damaged_snapshot_takes_the_log_with_it(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_damaged_snapshot_takes_the_log_with_it(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         await nine_entries(bed)
         journal, _, _ = bed.open()
         assert await journal.shorten_to(7, WindowBounds(20)) == 7
@@ -215,14 +213,15 @@ def test_a_damaged_snapshot_takes_the_log_with_it(tmp_path: Path) -> None:
             _, _, opened = bed.open()
             assert (len(opened.recovered.entries), opened.damaged) == (2, "")
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
-
 
 @pytest.mark.parametrize(
     ("harmed", "kept"), [("first byte", 0), ("last byte", 2), ("segment gone", 0), ("tail gone", 2)]
 )
-def test_damage_after_a_snapshot_leaves_the_snapshot_and_what_is_good(tmp_path: Path, harmed: str, kept: int) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_damage_after_a_snapshot_leaves_the_snapshot_and_what_is_good(
+    tmp_path: Path, harmed: str, kept: int
+) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         await nine_entries(bed)
         journal, _, _ = bed.open()
         assert await journal.shorten_to(4, WindowBounds(20)) == 4
@@ -251,11 +250,10 @@ def test_damage_after_a_snapshot_leaves_the_snapshot_and_what_is_good(tmp_path: 
         assert joined(third.read(4, 9, ALL)) == joined(FRAMES[3:])
         await third.close()
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
 
-
-def test_a_snapshot_of_another_partition_is_damage_and_one_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_snapshot_of_another_partition_is_damage_and_one_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         await nine_entries(bed)
         journal, _, _ = bed.open()
         await journal.shorten_to(7, WindowBounds(20))
@@ -270,8 +268,6 @@ def test_a_snapshot_of_another_partition_is_damage_and_one_of_a_newer_version_is
         (bed.path / "snapshot").write_bytes(encode_snapshot(Place("another", 3), SNAPSHOT))
         _, _, opened = bed.open()
         assert "of another partition" in opened.damaged
-
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
 
 
 def newer_frame(index: int, at: int, value: int) -> bytes:
@@ -302,12 +298,12 @@ NEWER = {
 
 @pytest.mark.parametrize("what", NEWER)
 @pytest.mark.parametrize("segment", [1, 2], ids=["in an earlier segment", "in the last segment"])
-def test_a_journal_that_a_newer_version_wrote_is_refused_and_nothing_of_it_is_touched(
+@real_time
+async def test_a_journal_that_a_newer_version_wrote_is_refused_and_nothing_of_it_is_touched(
     tmp_path: Path, what: str, segment: int
 ) -> None:
     at, value, match = NEWER[what]
-
-    async def test(bed: Bed) -> None:
+    async with Bed(tmp_path, "os", segment_bytes_max=300) as bed:
         await nine_entries(bed)
         whole = bed.segments[segment].read_bytes()
         bed.segments[segment].write_bytes(whole[:200] + newer_frame(3 * segment + 3, at, value) + b"torn")
@@ -320,11 +316,10 @@ def test_a_journal_that_a_newer_version_wrote_is_refused_and_nothing_of_it_is_to
         assert match in str(refused.value)
         assert files_in(bed.path) == before
 
-    on_a_bed(test, tmp_path, "os", segment_bytes_max=300)
 
-
-def test_a_frame_of_a_newer_version_behind_damage_is_not_cut_as_a_torn_tail(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_frame_of_a_newer_version_behind_damage_is_not_cut_as_a_torn_tail(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         await nine_entries(bed)
         (bed.path / "flushed").unlink()
         identity = json.loads((bed.path / "log.json").read_text())
@@ -335,8 +330,6 @@ def test_a_frame_of_a_newer_version_behind_damage_is_not_cut_as_a_torn_tail(tmp_
         _, _, opened = bed.open()
         assert "a good frame follows" in opened.damaged
         assert (bed.path / "aside-1" / bed.segments[2].name).read_bytes() == whole[:200] + kept
-
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
 
 
 class UnreadableFiles(MortalFiles):
@@ -360,8 +353,9 @@ class UnreadableFiles(MortalFiles):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_what_the_disk_cannot_read_is_put_aside(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_what_the_disk_cannot_read_is_put_aside(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         large: list[Frame] = [frame_of(n, 1, bytes([n]) * (1 << 20)) for n in range(1, 11)]
         journal, _, _ = bed.open()
         journal.append(large)
@@ -382,11 +376,10 @@ def test_what_the_disk_cannot_read_is_put_aside(tmp_path: Path) -> None:
         assert (third.log_id, opened.damaged, len(opened.recovered.entries)) == (again.log_id, "", 10)
         await third.close()
 
-    on_a_bed(test, tmp_path)
 
-
-def test_a_disk_without_room_for_the_repair_does_not_open_and_goes_on_once_there_is(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_a_disk_without_room_for_the_repair_does_not_open_and_goes_on_once_there_is(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         await nine_entries(bed)
         data = bed.segments[1].read_bytes()
         bed.segments[1].write_bytes(data[:150] + b"?" + data[151:])
@@ -405,11 +398,10 @@ def test_a_disk_without_room_for_the_repair_does_not_open_and_goes_on_once_there
         assert [path.name for path in bed.path.glob("aside-*")] == ["aside-1"]
         await journal.close()
 
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
 
-
-def test_what_is_kept_aside_is_bounded_and_the_oldest_goes(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_what_is_kept_aside_is_bounded_and_the_oldest_goes(tmp_path: Path) -> None:
+    async with Bed(tmp_path) as bed:
         for round_ in range(1, ASIDES_MAX + 4):
             journal, heard, _ = bed.open()
             journal.append([frame_of(1, round_)])
@@ -425,11 +417,10 @@ def test_what_is_kept_aside_is_bounded_and_the_oldest_goes(tmp_path: Path) -> No
         numbers = sorted(int(path.name.removeprefix("aside-")) for path in bed.path.glob("aside-*"))
         assert numbers == list(range(numbers[-1] - ASIDES_MAX + 1, 2 * (ASIDES_MAX + 3) + 1))
 
-    on_a_bed(test, tmp_path)
 
-
-def test_starting_over_that_fails_can_be_repeated_and_fills_one_directory(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
+@real_time
+async def test_starting_over_that_fails_can_be_repeated_and_fills_one_directory(tmp_path: Path) -> None:
+    async with Bed(tmp_path, segment_bytes_max=300) as bed:
         await nine_entries(bed)
         directory = data_directory(bed)
         real, moved = bed.files.move, []
@@ -450,5 +441,3 @@ def test_starting_over_that_fails_can_be_repeated_and_fills_one_directory(tmp_pa
         journal, _, opened = bed.open()
         assert (journal.last_index, opened.recovery, opened.damaged) == (0, 6, "")
         await journal.close()
-
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
