@@ -98,8 +98,8 @@ class SettingsFile:
 
 def keys() -> dict[str, dict[str, Key]]:
     """All settings, by section and name."""
-    from mq_cli.broker import broker
     from mq_cli.connection import CONNECTION
+    from mq_cli.machines.broker import broker
 
     named = [(*_broker_name(each), each) for each in _settings(broker.params)]
     named += [(CLIENT, str(each.name), each) for each in _settings(params_of(CONNECTION))]

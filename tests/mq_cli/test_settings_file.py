@@ -11,9 +11,9 @@ from typing import Any
 import click
 import pytest
 
-from mq_cli.broker import broker
 from mq_cli.commands import command
 from mq_cli.connection import CONNECTION, Connection
+from mq_cli.machines.broker import broker
 from mq_cli.main import DONE, MISUSED, REFUSED, run
 from mq_cli.settings_file import Key, SettingsFault, keys, load
 from mq_cli.values import SIZE

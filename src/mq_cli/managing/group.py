@@ -12,7 +12,6 @@ import click
 
 from mq_cli.commands import argument, command_group, flag, option
 from mq_cli.connection import CONNECTION, Connection
-from mq_cli.messages import RECORDS_JSON, count_option, write_records
 from mq_cli.output import (
     JSON,
     YES,
@@ -31,6 +30,7 @@ from mq_cli.output import (
     write_json,
     write_rows,
 )
+from mq_cli.records.messages import RECORDS_JSON, count_option, write_records
 from mq_cli.values import EARLIEST, LATEST, checking, meaning, parse_place
 from mq_protocol.errors import GroupInUse, InvalidRequest, UnknownGroup
 from mq_protocol.names import check_group_name, check_topic_name

@@ -15,7 +15,7 @@ import click
 
 from mq_cli.commands import CommandGroup, argument, command_group, flag, option
 from mq_cli.connection import CONNECTION, Connection
-from mq_cli.moving import MOVES, PLAN, WATCHING, Watching
+from mq_cli.managing.moving import MOVES, PLAN, WATCHING, Watching
 from mq_cli.output import (
     JSON,
     Column,

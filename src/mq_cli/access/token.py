@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from mq_cli.access.principals import told_of_brokers, told_of_late
 from mq_cli.commands import argument, command_group, option, several
 from mq_cli.connection import CONNECTION, Connection
 from mq_cli.output import JSON, YES, Column, confirm, documents, say, show, write, write_table
-from mq_cli.principals import told_of_brokers, told_of_late
 from mq_cli.values import FILE, parsed
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import API_TOKEN_VALID_S, API_TOKEN_VALID_S_MAX

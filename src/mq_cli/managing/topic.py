@@ -11,7 +11,7 @@ import click
 
 from mq_cli.commands import argument, command_group, flag, option
 from mq_cli.connection import CONNECTION, Connection
-from mq_cli.moving import WATCHING, Watching
+from mq_cli.managing.moving import WATCHING, Watching
 from mq_cli.output import (
     JSON,
     YES,

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mq_cli.commands import command_group, flag, option, several
-from mq_cli.connection import CONNECTION, Connection
-from mq_cli.output import JSON, YES, Column, confirm, counted, document, say, write, write_json
-from mq_cli.principals import (
+from mq_cli.access.principals import (
     ANONYMOUS,
     PRINCIPAL,
     SOMEBODY,
@@ -20,6 +17,9 @@ from mq_cli.principals import (
     tell_of_those_that_do_not_judge,
     told_of_brokers,
 )
+from mq_cli.commands import command_group, flag, option, several
+from mq_cli.connection import CONNECTION, Connection
+from mq_cli.output import JSON, YES, Column, confirm, counted, document, say, write, write_json
 from mq_cli.values import checking_what_was_typed
 from mq_protocol.rights import CLUSTER_NAME, OPERATIONS, Kind, Operation, shown_name
 from mq_protocol.rights import command as command_for

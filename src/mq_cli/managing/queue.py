@@ -13,7 +13,6 @@ import click
 
 from mq_cli.commands import argument, command_group, flag, option, several
 from mq_cli.connection import CONNECTION, Connection
-from mq_cli.messages import RECORDS_JSON, count_option, write_records
 from mq_cli.output import (
     JSON,
     YES,
@@ -36,6 +35,7 @@ from mq_cli.output import (
     write_settings,
     write_table,
 )
+from mq_cli.records.messages import RECORDS_JSON, count_option, write_records
 from mq_cli.values import EARLIEST, checking, checking_what_was_typed, meaning, pairs, parse_place, settings_help
 from mq_protocol.errors import TritonMQError, UnknownQueue
 from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name

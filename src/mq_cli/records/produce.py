@@ -265,7 +265,7 @@ class _Sending(NamedTuple):
     def to_the_end(self, timeout_s: float, *, show: bool) -> int:
         """How many messages have arrived. Raises `click.ClickException` saying where it stopped, if that is not the
         input's end."""
-        from mq_cli.row_texts import UnreadableRow
+        from mq_cli.records.row_texts import UnreadableRow
 
         ledger = self.ledger
         stopped: BaseException | None = None
@@ -304,7 +304,7 @@ class _Sending(NamedTuple):
             self._look(progress)
 
     def _rows(self, progress: Progress) -> None:
-        from mq_cli.row_texts import JsonRows, JsonTables
+        from mq_cli.records.row_texts import JsonRows, JsonTables
 
         name, extras, ledger = self.topic.name, self.how.extras(), self.ledger
         rows, tables = JsonRows(self.topic.schema), JsonTables(self.topic.schema)
@@ -329,7 +329,7 @@ class _Sending(NamedTuple):
         return True
 
     def _csv(self, progress: Progress) -> None:
-        from mq_cli.row_texts import CsvRows, UnreadableRow
+        from mq_cli.records.row_texts import CsvRows, UnreadableRow
 
         csv.field_size_limit(LINE_BYTES_MAX)
         topic, extras, ledger = self.topic, self.how.extras(), self.ledger

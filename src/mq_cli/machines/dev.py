@@ -24,8 +24,8 @@ from types import FrameType
 import click
 
 from mq_cli.commands import command, flag, option, several
-from mq_cli.console import DEFAULT_LISTEN
 from mq_cli.interrupts import handling
+from mq_cli.machines.console import DEFAULT_LISTEN
 from mq_cli.output import say
 from mq_cli.values import DIRECTORY
 from mq_dev.embedded_zookeeper import is_free

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from mq_cli.access.principals import say_if_unknown, told_of_brokers
 from mq_cli.commands import argument, command_group, flag, option
 from mq_cli.connection import CONNECTION, DEFAULT_BOOTSTRAP, Connection
 from mq_cli.output import say, write_line, write_table
-from mq_cli.principals import say_if_unknown, told_of_brokers
 from mq_cli.values import checking_what_was_typed
 from mq_protocol.errors import InvalidSetting, TritonMQError
 from mq_protocol.names import user_named

@@ -19,7 +19,7 @@ from mq_cli.terminal import printable_bytes, printable_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from mq_cli.map_objects import Shape
+    from mq_cli.records.map_objects import Shape
     from mq_client import Admin, ConsumerRecord, TopicDescription
 
 
@@ -54,7 +54,7 @@ class MessageWriter:
 
     def knows_schema(self, schema: pa.Schema | None) -> None:
         """The same, of rows with these columns; None: of a topic of messages."""
-        from mq_cli.map_objects import row_shape
+        from mq_cli.records.map_objects import row_shape
 
         self._shape = None if schema is None else row_shape(schema)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from mq_cli.access.principals import say_if_unknown
 from mq_cli.commands import argument, command_group, flag, option
 from mq_cli.output import (
     JSON,
@@ -26,7 +27,6 @@ from mq_cli.output import (
     write_rows,
     yes_or_blank,
 )
-from mq_cli.principals import say_if_unknown
 from mq_protocol.errors import TritonMQError, UnknownTransaction
 
 if TYPE_CHECKING:

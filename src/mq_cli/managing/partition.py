@@ -10,7 +10,7 @@ import click
 
 from mq_cli.commands import argument, command_group, flag, option
 from mq_cli.connection import CONNECTION, Connection
-from mq_cli.moving import WATCHING, Watching
+from mq_cli.managing.moving import WATCHING, Watching
 from mq_cli.output import JSON, Column, counted, document, json_only, or_null, say, write, write_json, write_rows
 from mq_cli.values import checking, meaning
 from mq_protocol.errors import TritonMQError, UnknownPartition

@@ -21,9 +21,9 @@ import click
 from mq_cli.commands import argument, command, flag, option, several
 from mq_cli.connection import BOOTSTRAP, Connection
 from mq_cli.interrupts import handling
-from mq_cli.messages import value_bytes
+from mq_cli.managing.queue import check_declared, say_what_waits
 from mq_cli.output import counted, say
-from mq_cli.queue import check_declared, say_what_waits
+from mq_cli.records.messages import value_bytes
 from mq_cli.values import COMMAND, SOME_SECONDS, Seconds, checking_what_was_typed
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _shape(described: TopicDescription) -> Callable[[Any], Any] | None:
     """What makes JSON of a row; None on a topic without columns."""
     if not described.typed:
         return None
-    from mq_cli.map_objects import row_shape
+    from mq_cli.records.map_objects import row_shape
 
     return row_shape(described.schema)
 

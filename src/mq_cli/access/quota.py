@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from mq_cli.access.principals import ANONYMOUS, SOMEBODY, is_superuser, say_if_unknown, told_of_late
 from mq_cli.commands import command_group, flag, option, several
 from mq_cli.connection import CONNECTION, Connection
 from mq_cli.output import Column, say, write
-from mq_cli.principals import ANONYMOUS, SOMEBODY, is_superuser, say_if_unknown, told_of_late
 from mq_cli.values import checking_what_was_typed
 from mq_protocol.errors import TritonMQError
 from mq_protocol.quotas import EVERYBODY, IN_BYTES, MEANINGS, RATES, Quota, limit_text, parse_limit, parse_quota

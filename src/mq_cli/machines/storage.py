@@ -223,7 +223,7 @@ def export(
     Exit status 1 if the log cannot be read to the end of the range. What is staged has no offset and is left out. The
     last entries may not have been committed.
     """
-    from mq_cli.storage_export import export_records, schema_for
+    from mq_cli.machines.storage_export import export_records, schema_for
 
     with data as directory:
         files = directory.find(topic, partition)

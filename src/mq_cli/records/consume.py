@@ -22,8 +22,8 @@ import click
 from mq_cli.commands import argument, command, flag, option, several
 from mq_cli.connection import BOOTSTRAP, Connection, milliseconds
 from mq_cli.interrupts import handling
-from mq_cli.messages import MessageWriter
 from mq_cli.output import counting, say
+from mq_cli.records.messages import MessageWriter
 from mq_cli.values import LATEST, SOME_SECONDS, checking_what_was_typed, meaning, parse_place
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.queue_settings import MEMBER_PRIORITY_MAX

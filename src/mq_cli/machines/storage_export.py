@@ -23,8 +23,8 @@ from mq_broker.storage.inspecting.contents import Replay, read_payload
 from mq_broker.storage.inspecting.directory import InspectedDirectory, PartitionFiles
 from mq_broker.storage.inspecting.reading import read_small
 from mq_broker.storage.inspecting.walking import Frame
-from mq_cli.messages import MessageWriter
 from mq_cli.output import counted, say
+from mq_cli.records.messages import MessageWriter
 from mq_client.consuming.record_queue import batch_to_records
 from mq_protocol.arrow import RECORD_SCHEMA, decode_untrusted, schema_from_bytes
 from mq_protocol.errors import (
