@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from mq_cli.command_group import CommandGroup
+from mq_cli.commands import CommandGroup, argument, command
 from mq_cli.connection import Connection
 
 if TYPE_CHECKING:
@@ -46,10 +46,8 @@ def _brokers(admin: Admin) -> list[str]:
 _BY_NAME: Final[dict[str, Ask]] = {"topic": _topics, "group": _groups, "broker": _brokers}
 
 
-@click.command(short_help="Write a script that completes commands and names in a shell.")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@click.pass_context
-def completion(ctx: click.Context, shell: str) -> None:
+@command(short_help="Write a script that completes commands and names in a shell.")
+def completion(shell: str = argument(type=click.Choice(["bash", "zsh", "fish"]))) -> None:
     """Write a script for SHELL, which completes commands, options, topics, groups and brokers.
 
     For bash and zsh add `eval "$(tritonmq completion bash)"` to ~/.bashrc, or the same with zsh to ~/.zshrc. For fish:
@@ -58,7 +56,7 @@ def completion(ctx: click.Context, shell: str) -> None:
     """
     found = get_completion_class(shell)
     assert found is not None
-    click.echo(found(ctx.find_root().command, {}, "tritonmq", VARIABLE).source())
+    click.echo(found(click.get_current_context().find_root().command, {}, "tritonmq", VARIABLE).source())
 
 
 def prepare() -> None:

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import click
-
-from mq_cli.command_group import CommandGroup
-from mq_cli.output import Column, both, counted, json_option, say, show
+from mq_cli.commands import argument, command_group, option
+from mq_cli.output import JSON, Column, both, counted, say, show
 from mq_cli.settings_file import (
     CLIENT,
     CONFIG_ENVIRONMENT,
@@ -22,6 +20,7 @@ from mq_cli.settings_file import (
     load,
     users_file,
 )
+from mq_cli.values import FILE_THERE
 
 
 def _text(value: Any) -> str:
@@ -36,26 +35,26 @@ _COLUMNS = (
 )
 
 
-@click.group(cls=CommandGroup)
+@command_group()
 def config() -> None:
     """Settings come from options, then from the environment, then from a file, then there is a default."""
 
 
 @config.command("show")
-@click.option(
-    "--config",
-    "path",
-    envvar=CONFIG_ENVIRONMENT,
-    show_envvar=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Default: ~/.config/tritonmq/config.toml, for what clients use.",
-)
-@click.option(
-    "--profile", envvar=PROFILE_ENVIRONMENT, show_envvar=True, metavar="NAME", help="With those of [profiles.NAME]."
-)
-@json_option
-def show_settings(path: Path | None, profile: str | None, as_json: bool) -> None:
+def show_settings(
+    path: Path | None = option(
+        "Default: ~/.config/tritonmq/config.toml, for what clients use.",
+        "--config",
+        envvar=CONFIG_ENVIRONMENT,
+        show_envvar=True,
+        type=FILE_THERE,
+        metavar="FILE",
+    ),
+    profile: str | None = option(
+        "With those of [profiles.NAME].", envvar=PROFILE_ENVIRONMENT, show_envvar=True, metavar="NAME"
+    ),
+    as_json: bool = JSON,
+) -> None:
     """Show every setting with its value and where it is from: a variable of the environment, the file, or the default.
 
     An option that is given to a command goes before all of them. No secret is shown, for none is a setting: secrets are
@@ -68,8 +67,7 @@ def show_settings(path: Path | None, profile: str | None, as_json: bool) -> None
 
 
 @config.command()
-@click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def check(path: Path) -> None:
+def check(path: Path = argument("FILE", type=FILE_THERE)) -> None:
     """Check FILE: exit status 2, and the nearest right word, for a key that means nothing or a value that does not
     fit."""
     found = load(path)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
 
-from mq_cli.output import F, Seconds, checking_what_was_typed, json_option
-from mq_cli.settings_file import client_settings
+from mq_cli.commands import flag, option, several
+from mq_cli.settings_file import PROFILE, config_option, for_client
+from mq_cli.values import SOME_SECONDS, checking_what_was_typed
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import CONNECT_TIMEOUT_MS
 
@@ -29,21 +30,59 @@ REFUSED_S: Final = 1.0
 _PAUSE_S: Final = 0.1
 
 
+def variable(help_: str, name: str, metavar: str) -> Any:
+    return option(f"{help_} [env var: {name}]", envvar=name, metavar=metavar)
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """What the options say, with what the environment and the file say where an option is not given."""
+    """What the options say, with what the environment and the file say where an option is not given. `config` and
+    `profile`: which part of which file that is."""
 
-    bootstrap: str = DEFAULT_BOOTSTRAP
-    timeout_s: float = 30.0
-    certs: str | None = None
-    user: str | None = None
-    token_file: str | None = None
-    forward: bool | None = None
+    bootstrap: str = option(
+        "Addresses of brokers. One that answers is enough.",
+        envvar="TRITONMQ_BOOTSTRAP",
+        default=DEFAULT_BOOTSTRAP,
+        show_envvar=True,
+        metavar="HOST:PORT,…",
+    )
+    certs: str | None = variable("Speak TLS, with the certificates in this directory.", "TRITONMQ_CERTS", "DIR")
+    user: str | None = variable(
+        "Whose certificate in --certs: NAME or User:NAME. Default: the only one.", "TRITONMQ_USER", "NAME"
+    )
+    token_file: str | None = variable(
+        "Show the token in this file instead of a certificate.", "TRITONMQ_TOKEN_FILE", "FILE"
+    )
+    config: Path | None = config_option(
+        "A TOML file with settings. Default: ~/.config/tritonmq/config.toml, if it is there.", for_client
+    )
+    profile: str | None = PROFILE
+    forward: bool | None = flag(
+        "Reach no broker but those of the bootstrap addresses: they pass on what is meant for others. "
+        "[env var: TRITONMQ_FORWARD]",
+        default=None,
+        envvar="TRITONMQ_FORWARD",
+    )
+    timeout_s: float = option(
+        f"How long to retry. The first answer must come within {CONNECT_TIMEOUT_MS // 1000} s.",
+        "--timeout",
+        envvar="TRITONMQ_TIMEOUT_S",
+        type=SOME_SECONDS,
+        default=30.0,
+        metavar="SECONDS",
+    )
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Connection:
         """Of the values of the options, by name."""
         return cls(**{each.name: values[each.name] for each in fields(cls) if values.get(each.name) is not None})
+
+    @classmethod
+    def typed(cls, **values: Any) -> Connection:
+        """Of the command that runs. Raises `click.UsageError`."""
+        connection = cls.of(values)
+        connection.check(click.get_current_context())
+        return connection
 
     def check(self, context: click.Context) -> None:
         """A user from the environment or a file is for all commands, and gives way. One that was typed is meant. Raises
@@ -119,82 +158,12 @@ def milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-# ------------------------------------------------------------------ options
+CONNECTION: Final = several(Connection, make=Connection.typed)
+BOOTSTRAP: Final = several(Connection, make=Connection.typed, but=("timeout_s",))
+"""Of a command that has a time-out of its own, or none."""
 
-
-def answer_options(command: F) -> F:
-    """Of a command that asks and shows the answer: `as_json`, and the `connection`."""
-    return json_option(connection_options(command))
-
-
-def connection_options(command: F) -> F:
-    """All of them. The command is given their `connection`."""
-    return bootstrap_option(timeout_option(command))
-
-
-def bootstrap_option(command: F) -> F:
-    """All but the time-out."""
-    return click.option(
-        "--bootstrap",
-        envvar="TRITONMQ_BOOTSTRAP",
-        default=DEFAULT_BOOTSTRAP,
-        show_default=True,
-        show_envvar=True,
-        metavar="HOST:PORT,…",
-        help="Addresses of brokers. One that answers is enough.",
-    )(security_options(_forward_option(command)))
-
-
-def timeout_option(command: F) -> F:
-    return click.option(
-        "--timeout",
-        "timeout_s",
-        envvar="TRITONMQ_TIMEOUT_S",
-        type=Seconds(min=0, min_open=True),
-        default=30.0,
-        show_default=True,
-        metavar="SECONDS",
-        help=f"How long to retry. The first answer must come within {CONNECT_TIMEOUT_MS // 1000} s.",
-    )(command)
-
-
-def _forward_option(command: F) -> F:
-    return click.option(
-        "--forward",
-        is_flag=True,
-        default=None,
-        envvar="TRITONMQ_FORWARD",
-        help="Reach no broker but those of the bootstrap addresses: they pass on what is meant for others. "
-        "[env var: TRITONMQ_FORWARD]",
-    )(command)
-
-
-def security_options(command: F) -> F:
-    """With which certificate or token brokers are spoken with, and from which file that and the rest is taken if it is
-    not given."""
-    command = client_settings(_given_the_connection(command))
-    for name, metavar, what in (
-        ("TOKEN_FILE", "FILE", "Show the token in this file instead of a certificate."),
-        ("USER", "NAME", "Whose certificate in --certs: NAME or User:NAME. Default: the only one."),
-        ("CERTS", "DIR", "Speak TLS, with the certificates in this directory."),
-    ):
-        option, variable = f"--{name.lower().replace('_', '-')}", f"TRITONMQ_{name}"
-        command = click.option(option, envvar=variable, metavar=metavar, help=f"{what} [env var: {variable}]")(command)
-    return command
-
-
-def _given_the_connection(command: F) -> F:
-    """The command is given one value in place of one for each option of the connection."""
-    names = {field.name for field in fields(Connection)}
-
-    @functools.wraps(command)
-    def run(*arguments: Any, **values: Any) -> Any:
-        connection = Connection.of(values)
-        connection.check(click.get_current_context())
-        others = {name: value for name, value in values.items() if name not in names}
-        return command(*arguments, connection=connection, **others)
-
-    return cast("F", run)
+SECURITY: Final = several(Connection, make=Connection.typed, but=("bootstrap", "forward", "timeout_s"))
+"""Of a command that names the broker itself: with which certificate or token it is spoken with."""
 
 
 # ------------------------------------------------------------------ whether anybody is there

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import click
 
-from mq_cli.command_group import CommandGroup
+from mq_cli.commands import CommandGroup
 from mq_cli.interrupts import heard_from_now_on
 from mq_cli.terminal import LINES, printable
 from mq_protocol.errors import TritonMQError
@@ -91,44 +91,50 @@ class _Root(CommandGroup):
 @click.group(
     cls=_Root,
     lazy={
-        "dev": ("mq_cli.dev:dev", "Run a local cluster in the foreground, for trials."),
-        "broker": ("mq_cli.broker:broker", "Run one broker."),
-        "cert": ("mq_cli.cert:cert", "Make, show, check, renew and revoke certificates."),
-        "topic": ("mq_cli.topic:topic", "Create, list, describe, alter, purge and delete topics."),
+        "dev": ("mq_cli.machines.dev:dev", "Run a local cluster in the foreground, for trials."),
+        "broker": ("mq_cli.machines.broker:broker", "Run one broker."),
+        "cert": ("mq_cli.access.cert:cert", "Make, show, check, renew and revoke certificates."),
+        "topic": ("mq_cli.managing.topic:topic", "Create, list, describe, alter, purge and delete topics."),
         "partition": (
-            "mq_cli.partition:partition",
+            "mq_cli.managing.partition:partition",
             "Describe, move or recover one partition, or hand its leadership over.",
         ),
-        "produce": ("mq_cli.produce:produce", "Send the lines of standard input, one message per line."),
-        "consume": ("mq_cli.consume:consume", "Write the messages of a topic to standard output."),
-        "cluster": ("mq_cli.cluster:cluster", "Show the brokers, balance replicas and leaders, drain a broker."),
+        "produce": ("mq_cli.records.produce:produce", "Send the lines of standard input, one message per line."),
+        "consume": ("mq_cli.records.consume:consume", "Write the messages of a topic to standard output."),
+        "cluster": (
+            "mq_cli.managing.cluster:cluster",
+            "Show the brokers, balance replicas and leaders, drain a broker.",
+        ),
         "transaction": (
-            "mq_cli.transaction:transaction",
+            "mq_cli.managing.transaction:transaction",
             "Show what exactly-once queries have staged, or abort a dead query.",
         ),
         "storage": (
-            "mq_cli.storage:storage",
+            "mq_cli.machines.storage:storage",
             "Look into a stopped broker's data directory: list, show, verify, export. Changes nothing.",
         ),
-        "keys": ("mq_cli.keys:keys", "Make, list, rotate, rewrap and retire the keys that seal brokers' data."),
-        "doctor": ("mq_cli.doctor:doctor", "Look for what is wrong, here and in the cluster, and say what to do."),
-        "bench": ("mq_cli.bench:bench", "Measure producing, consuming and latency, on a topic of its own."),
+        "keys": ("mq_cli.access.keys:keys", "Make, list, rotate, rewrap and retire the keys that seal brokers' data."),
+        "doctor": (
+            "mq_cli.machines.doctor:doctor",
+            "Look for what is wrong, here and in the cluster, and say what to do.",
+        ),
+        "bench": ("mq_cli.records.bench:bench", "Measure producing, consuming and latency, on a topic of its own."),
         "completion": ("mq_cli.completion:completion", "Write a script that completes commands and names in a shell."),
-        "console": ("mq_cli.console:console", "Serve pages that show the cluster to a browser."),
-        "top": ("mq_cli.top:top", "Watch brokers, topics by traffic, and groups by lag."),
+        "console": ("mq_cli.machines.console:console", "Serve pages that show the cluster to a browser."),
+        "top": ("mq_cli.machines.top:top", "Watch brokers, topics by traffic, and groups by lag."),
         "config": ("mq_cli.config:config", "Show the settings that hold and where each is from; check a file."),
-        "health": ("mq_cli.health:health", "Exit with 0 if a broker lives, or is ready."),
-        "acl": ("mq_cli.acl:acl", "Say who may do what: allow, deny, list, remove and check rules."),
-        "quota": ("mq_cli.quota:quota", "Say how much each user may use: set, list and delete quotas."),
-        "user": ("mq_cli.token:user", "Make, list and delete users who speak with a token."),
-        "token": ("mq_cli.token:token", "Make, list and revoke the tokens of users."),
-        "lock": ("mq_cli.lock:lock", "Run a command while it holds a cluster-wide lock."),
+        "health": ("mq_cli.machines.health:health", "Exit with 0 if a broker lives, or is ready."),
+        "acl": ("mq_cli.access.acl:acl", "Say who may do what: allow, deny, list, remove and check rules."),
+        "quota": ("mq_cli.access.quota:quota", "Say how much each user may use: set, list and delete quotas."),
+        "user": ("mq_cli.access.token:user", "Make, list and delete users who speak with a token."),
+        "token": ("mq_cli.access.token:token", "Make, list and revoke the tokens of users."),
+        "lock": ("mq_cli.machines.lock:lock", "Run a command while it holds a cluster-wide lock."),
         "queue": (
-            "mq_cli.queue:queue",
+            "mq_cli.managing.queue:queue",
             "Declare, list, describe, alter and delete queue groups, and look at what waits in them.",
         ),
-        "work": ("mq_cli.work:work", "Run a command for each record of a queue group."),
-        "group": ("mq_cli.group:group", "List, describe, reset, peek and delete groups."),
+        "work": ("mq_cli.records.work:work", "Run a command for each record of a queue group."),
+        "group": ("mq_cli.managing.group:group", "List, describe, reset, peek and delete groups."),
     },
     context_settings=_HELP,
 )

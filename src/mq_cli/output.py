@@ -6,26 +6,23 @@ Standard output carries the answer and nothing else; everything said beside it g
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mq_cli.commands import flag
 from mq_cli.terminal import LINES, printable, printable_json
-from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
 from mq_protocol.shown import bytes_text as bytes_text
 from mq_protocol.shown import counted as counted
 from mq_protocol.shown import duration_text as duration_text
 from mq_protocol.shown import time_text as time_text
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 Progress = Callable[[int], None]
 """Told how many there are so far."""
@@ -37,32 +34,8 @@ class InputFault(click.ClickException):
     exit_code = 2
 
 
-class Seconds(click.FloatRange):
-    """A number of seconds, without a unit."""
-
-    name = "seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            known = not math.isnan(float(value))
-        except ValueError:
-            known = False
-        if not known:
-            self.fail(f"{value!r} is no number of seconds: write 90 for a minute and a half", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-def json_option(command: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="Write JSON instead of a table.")(command)
-
-
-@contextmanager
-def checking_what_was_typed() -> Iterator[None]:
-    """What is refused in this block nobody was asked about: it is wrong use (exit code 2), not the cluster's answer."""
-    try:
-        yield
-    except (InvalidSetting, InvalidRequest, InvalidTopicName) as error:
-        raise click.UsageError(str(error)) from error
+JSON: Final = flag("Write JSON instead of a table.", "--json")
+YES: Final = flag("Do not ask for confirmation. Required in scripts.", "-y")
 
 
 def write_json(value: Any) -> None:
@@ -173,10 +146,6 @@ def confirm(question: str, *, yes: bool) -> None:
         raise click.ClickException("nothing was done")
 
 
-def yes_option(command: F) -> F:
-    return click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation. Required in scripts.")(command)
-
-
 @contextmanager
 def counting(*, show: bool, total: int | None = None, things: str = "messages") -> Iterator[Progress]:
     """How many `things`, their rate and, where `total` is known, a bar: on standard error, and only if that is a
@@ -212,6 +181,17 @@ def write_line(text: object) -> None:
     click.echo(printable(str(text)))
 
 
+def write_settings(settings: Iterable[tuple[str, str, bool]]) -> None:
+    """Of each the name, the value, and whether that is the default."""
+    for name, value, is_default in settings:
+        write(f"  {name} = {value}{' (default)' if is_default else ''}")
+
+
 def say(text: str) -> None:
     """A remark, on standard error."""
     click.echo(printable(text, LINES), err=True)
+
+
+def say_settings(settings: Mapping[str, str]) -> None:
+    for name, value in settings.items():
+        say(f"  {name} = {value}")

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import click
 
-from mq_cli.output import F
-from mq_cli.sizes import SIZE
+from mq_cli.commands import option, params_of
+from mq_cli.values import SIZE
 from mq_protocol.names import did_you_mean, quoted
 
 BROKER, LOG, CLIENT, PROFILES = "broker", "log", "client", "profiles"
@@ -31,6 +31,8 @@ CONFIG_ENVIRONMENT: Final = "TRITONMQ_CONFIG"
 PROFILE_ENVIRONMENT: Final = "TRITONMQ_PROFILE"
 HOSTNAME: Final = "hostname"
 """As a broker's id: the number at the end of the machine's name, plus one."""
+
+T = TypeVar("T")
 
 FILE_BYTES_MAX: Final = 1 << 20
 
@@ -96,20 +98,19 @@ class SettingsFile:
 
 def keys() -> dict[str, dict[str, Key]]:
     """All settings, by section and name."""
-    from mq_cli.broker import broker
-    from mq_cli.connection import bootstrap_option, timeout_option
+    from mq_cli.connection import CONNECTION
+    from mq_cli.machines.broker import broker
 
-    client = click.command()(bootstrap_option(timeout_option(lambda: None)))
+    named = [(*_broker_name(each), each) for each in _settings(broker.params)]
+    named += [(CLIENT, str(each.name), each) for each in _settings(params_of(CONNECTION))]
     found: dict[str, dict[str, Key]] = {BROKER: {}, LOG: {}, CLIENT: {}}
-    for option in broker.params:
-        if isinstance(option, click.Option) and option.name not in _NO_SETTINGS:
-            section, name = _broker_name(option)
-            found[section][name] = Key(section, name, option, _variable(option))
-    for option in client.params:
-        if isinstance(option, click.Option) and option.name not in _NO_SETTINGS:
-            name = str(option.name)
-            found[CLIENT][name] = Key(CLIENT, name, option, _variable(option))
+    for section, name, each in named:
+        found[section][name] = Key(section, name, each, each.envvar if isinstance(each.envvar, str) else "")
     return found
+
+
+def _settings(params: Iterable[click.Parameter]) -> list[click.Option]:
+    return [each for each in params if isinstance(each, click.Option) and each.name not in _NO_SETTINGS]
 
 
 def _broker_name(option: click.Option) -> tuple[str, str]:
@@ -118,16 +119,10 @@ def _broker_name(option: click.Option) -> tuple[str, str]:
     return (LOG, name.removeprefix("log_")) if name.startswith("log_") else (BROKER, name)
 
 
-def _variable(option: click.Option) -> str:
-    return option.envvar if isinstance(option.envvar, str) else ""
-
-
 def with_variables(command: click.Command) -> click.Command:
     """Each option of `tritonmq broker` gets its variable: `TRITONMQ_BROKER_LISTEN`, `TRITONMQ_LOG_LEVEL`."""
-    for option in command.params:
-        if isinstance(option, click.Option) and option.name not in _NO_SETTINGS:
-            section, name = _broker_name(option)
-            option.envvar = f"TRITONMQ_{section}_{name}".upper()
+    for each in _settings(command.params):
+        each.envvar = f"TRITONMQ_{'_'.join(_broker_name(each))}".upper()
     return command
 
 
@@ -182,7 +177,7 @@ def _check_value(path: Path, where: str, value: object, option: click.Option) ->
         fits, wanted = type(value) is str or (type(value) is int and option.type is SIZE), 'text, like "…"'
     if not fits:
         raise SettingsFault(f"{path}: {where} must be {wanted}")
-    if value == HOSTNAME and option.name == "number":
+    if value == HOSTNAME and option.name == "broker":
         return  # of the broker's machine, which may be another one
     try:
         option.type.convert(value, option, None)
@@ -193,69 +188,52 @@ def _check_value(path: Path, where: str, value: object, option: click.Option) ->
 # ------------------------------------------------------------------ how commands come to it
 
 
-_Read: TypeAlias = Callable[[click.Context, click.Parameter, Path | None], None]
+_Read: TypeAlias = Callable[[click.Context, click.Parameter, Path | None], Path | None]
 
 
-def _config_option(read: _Read, help_: str) -> Callable[[F], F]:
-    return click.option(
-        "--config",
+def config_option(help_: str, read: _Read) -> Any:
+    return option(
+        help_,
         type=_ConfigPath(),
         envvar=CONFIG_ENVIRONMENT,
         show_envvar=True,
         is_eager=True,
-        expose_value=False,
         callback=read,
         metavar="FILE",
-        help=help_,
     )
 
 
-def broker_settings(command: F) -> F:
+def for_broker(context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
     """`--config` of `tritonmq broker`."""
-
-    def read(context: click.Context, _option: click.Parameter, path: Path | None) -> None:
-        if path is not None:
-            tables, known = load(path).tables, keys()
-            context.default_map = {
-                str(known[section][name].option.name): value
-                for section in (BROKER, LOG)
-                for name, value in tables[section].items()
-            }
-
-    help_ = "A TOML file with settings: what is not given as an option is taken from [broker] and [log]."
-    return _config_option(read, help_)(command)
+    if path is not None:
+        tables, known = load(path).tables, keys()
+        context.default_map = {
+            str(known[section][name].option.name): value
+            for section in (BROKER, LOG)
+            for name, value in tables[section].items()
+        }
+    return path
 
 
-def client_settings(command: F) -> F:
-    """`--config` and `--profile` of commands that speak with brokers."""
-
-    def read(context: click.Context, _option: click.Parameter, path: Path | None) -> None:
-        context.meta[CONFIG_ENVIRONMENT] = path
-        _apply(context)
-
-    def choose(context: click.Context, _option: click.Parameter, profile: str | None) -> None:
-        context.meta[PROFILE_ENVIRONMENT] = profile
-        _apply(context)
-
-    command = click.option(
-        "--profile",
-        envvar=PROFILE_ENVIRONMENT,
-        show_envvar=True,
-        is_eager=True,
-        expose_value=False,
-        callback=choose,
-        metavar="NAME",
-        help="Take the settings of [profiles.NAME] before those of [client].",
-    )(command)
-    help_ = "A TOML file with settings. Default: ~/.config/tritonmq/config.toml, if it is there."
-    return _config_option(read, help_)(command)
+def for_client(context: click.Context, option: click.Parameter, value: T) -> T:
+    """`--config` or `--profile` of a command that speaks with brokers: once both are known, whichever came last."""
+    context.meta[_SEEN[option.name or ""]] = value
+    if all(key in context.meta for key in _SEEN.values()):
+        path, profile = (context.meta[key] for key in _SEEN.values())
+        context.default_map = dict(client_values(path, profile))
+    return value
 
 
-def _apply(context: click.Context) -> None:
-    """Once both options are known, whichever came last."""
-    if CONFIG_ENVIRONMENT not in context.meta or PROFILE_ENVIRONMENT not in context.meta:
-        return
-    context.default_map = dict(client_values(context.meta[CONFIG_ENVIRONMENT], context.meta[PROFILE_ENVIRONMENT]))
+_SEEN: Final = {name: f"{__name__}.{name}" for name in ("config", "profile")}
+
+PROFILE: Final = option(
+    "Take the settings of [profiles.NAME] before those of [client].",
+    envvar=PROFILE_ENVIRONMENT,
+    show_envvar=True,
+    is_eager=True,
+    callback=for_client,
+    metavar="NAME",
+)
 
 
 def client_values(path: Path | None, profile: str | None) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from mq_broker.storage.key_file import KeyFile, read_key_file, write_key_file
-from mq_cli.keys import keys
+from mq_cli.access.keys import keys
 
 
 class KeyCommands:

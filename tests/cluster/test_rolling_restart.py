@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from mq_cli.broker import broker
+from mq_cli.machines.broker import broker
 from mq_client import (
     Consumer,
     NotLeader,

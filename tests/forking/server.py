@@ -22,7 +22,7 @@ for choose in (write_nothing, wait_without_event_engine, refuse_older_tls):
     choose()  # as `tritonmq broker` does, before gRPC is imported
 
 import mq_broker.broker  # noqa: E402, F401
-import mq_cli.broker  # noqa: E402
+import mq_cli.machines.broker  # noqa: E402
 import mq_cli.main  # noqa: E402
 
 START_BYTES_MAX = 1 << 20

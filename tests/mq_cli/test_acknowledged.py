@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq_cli.produce import Ledger
+from mq_cli.records.produce import Ledger
 from mq_client.errors import OutcomeUnknown, UnknownTopic
 from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordFuture, TableOutcome
 

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mq_cli.acl import acl
+from mq_cli.access.acl import acl
 from mq_client import AclRule, Admin
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol.rights import CLUSTER_NAME, Kind, Operation, command

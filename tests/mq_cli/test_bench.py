@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mq_cli.bench import Samples
 from mq_cli.main import REFUSED, run
+from mq_cli.records.bench import Samples
 from mq_client import Admin
 from tests.mq_broker.broker.cluster import standalone
 

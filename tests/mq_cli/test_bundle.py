@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mq_cli import doctor
-from mq_cli.doctor import redacted
+from mq_cli.machines import doctor
+from mq_cli.machines.doctor import redacted
 from mq_client import Producer
 from tests.mq_broker.broker.cluster import standalone
 

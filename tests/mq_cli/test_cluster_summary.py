@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq_cli.cluster import ClusterSummary, absences
+from mq_cli.managing.cluster import ClusterSummary, absences
 from mq_cli.output import duration_text
 from mq_client import ClusterDescription, PartitionDescription
 

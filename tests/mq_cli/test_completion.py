@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.shell_completion import ShellComplete
 
-from mq_cli.command_group import CommandGroup
+from mq_cli.commands import CommandGroup
 from mq_cli.completion import VARIABLE, attach
 from mq_cli.main import cli, run
 from mq_client import Admin, Consumer

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from mq_cli import connection
-from mq_cli.connection import Connection, check_somebody_listens, connection_options, security_options
+from mq_cli.commands import command
+from mq_cli.connection import CONNECTION, SECURITY, Connection, check_somebody_listens
 from mq_client import Security
 from mq_client.security import given
 from mq_protocol.errors import InvalidSetting
@@ -58,13 +59,12 @@ def test_what_options_say_goes_to_clients_and_to_children_and_not_to_the_next_co
         monkeypatch.delenv(f"TRITONMQ_{name}", raising=False)
     seen = []
 
-    @click.command()
-    @connection_options
-    def command(connection: Connection) -> None:
+    @command()
+    def asking(connection: Connection = CONNECTION) -> None:
         seen.append((connection.for_client(), connection.environment(), connection.timeout_s))
 
     for words in ("--certs some --user ann --bootstrap a:1,b:2 --timeout 3", "--forward --certs c"):
-        CliRunner().invoke(command, shlex.split(words), catch_exceptions=False)
+        CliRunner().invoke(asking, shlex.split(words), catch_exceptions=False)
     usual = {"bootstrap": ["127.0.0.1:7400"], "security": None, "forward": False}
     assert seen == [
         (
@@ -108,9 +108,12 @@ def test_a_token_without_certificates_is_refused() -> None:
     ],
 )
 def test_a_user_that_was_typed_and_would_not_count_is_refused(words: str, variables: dict[str, str], told: str) -> None:
-    command = click.command()(security_options(lambda connection: None))
+    @command()
+    def asking(connection: Connection = SECURITY) -> None:
+        pass
+
     environment = {f"TRITONMQ_{name}": variables.get(name) for name in ("CERTS", "USER", "TOKEN_FILE")}
-    said = CliRunner().invoke(command, shlex.split(words), standalone_mode=False, env=environment)
+    said = CliRunner().invoke(asking, shlex.split(words), standalone_mode=False, env=environment)
     if told:
         assert isinstance(said.exception, click.UsageError)
         assert told in said.exception.message

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mq_cli import console
+from mq_cli.machines import console
 from mq_dev.certificates import make_missing
 from mq_protocol.pem import files_of_broker
 from tests.mq_cli.processes import Command, tritonmq

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from mq_cli import doctor
-from mq_cli.doctor import Line
+from mq_cli.machines import doctor
+from mq_cli.machines.doctor import Line
 from mq_client import (
     BrokerObservation,
     ClusterObservation,

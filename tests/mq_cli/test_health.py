@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from mq_cli.cluster import ClusterSummary, cluster
-from mq_cli.health import health
+from mq_cli.machines.health import health
+from mq_cli.managing.cluster import ClusterSummary, cluster
 from mq_client import BrokerDescription, ClusterDescription, PartitionDescription, TopicDescription
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol.arrow import RECORD_SCHEMA

@@ -29,5 +29,5 @@ def test_ctrl_c_while_the_command_is_loaded_ends_it_without_a_traceback() -> Non
 
 
 def test_ctrl_c_is_handled_once_the_command_runs() -> None:
-    result = load("/somewhere/bin/tritonmq", "mq_cli.topic")
+    result = load("/somewhere/bin/tritonmq", "mq_cli.managing.topic")
     assert (result.returncode, result.stderr.strip()) == (130, "interrupted")

@@ -12,8 +12,8 @@ from typing import Any
 import click
 import pytest
 
-from mq_cli import messages
-from mq_cli.messages import MessageWriter
+from mq_cli.records import messages
+from mq_cli.records.messages import MessageWriter
 from mq_client import ConsumerRecord
 from mq_protocol.sql.ddl import parse_schema
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq_cli.moving import PLAN
+from mq_cli.managing.moving import PLAN
 from mq_cli.output import show
 from mq_client import PartitionMove
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mq_cli.broker import coordination
+from mq_cli.machines.broker import coordination
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol.pem import files_of_broker
 from tests.securing import HOST, Certs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq_cli.partition import what_is_lost
+from mq_cli.managing.partition import what_is_lost
 from mq_client import Recovery
 from mq_protocol.limits import OFFSETS_OF_A_LIFE
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import pytest
 
-from mq_cli.queue_asking import check_declared, say_what_waits
+from mq_cli.managing.queue import check_declared, say_what_waits
 from mq_client.errors import OutcomeUnknown, UnknownQueue
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mq_cli.in_force import NOT_EVERYWHERE, told_of_late
+from mq_cli.access.principals import NOT_EVERYWHERE, told_of_late
 from mq_cli.main import DONE, MISUSED
 from mq_dev.local_cluster import LocalCluster
 from tests.mq_cli.processes import Outcome, tritonmq

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mq_cli.row_texts import CsvRows, JsonRows, JsonTables, UnreadableRow
+from mq_cli.records.row_texts import CsvRows, JsonRows, JsonTables, UnreadableRow
 from mq_client.producing.rows import RowShape
 from mq_protocol.sql.ddl import parse_schema
 

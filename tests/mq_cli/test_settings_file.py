@@ -11,11 +11,12 @@ from typing import Any
 import click
 import pytest
 
-from mq_cli.broker import broker
-from mq_cli.connection import bootstrap_option, timeout_option
+from mq_cli.commands import command
+from mq_cli.connection import CONNECTION, Connection
+from mq_cli.machines.broker import broker
 from mq_cli.main import DONE, MISUSED, REFUSED, run
 from mq_cli.settings_file import Key, SettingsFault, keys, load
-from mq_cli.sizes import SIZE
+from mq_cli.values import SIZE
 
 ROOT = Path(__file__).parents[2]
 KEYS = [key for section in keys().values() for key in section.values()]
@@ -31,10 +32,8 @@ def _nothing_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delenv(name)
 
 
-@click.command()
-@bootstrap_option
-@timeout_option
-def client(**_values: Any) -> None:
+@command()
+def client(connection: Connection = CONNECTION) -> None:
     """As every command that speaks with brokers."""
 
 
@@ -56,8 +55,8 @@ def values_for(option: click.Option) -> tuple[Any, Any, Any]:
     return "User:a", "User:b", "User:c"
 
 
-def parsed(command: click.Command, *arguments: str) -> click.Context:
-    return command.make_context("tritonmq", list(arguments))
+def parsed(of: click.Command, *arguments: str) -> click.Context:
+    return of.make_context("tritonmq", list(arguments))
 
 
 def value_of(key: Key, *arguments: str) -> Any:
@@ -218,7 +217,7 @@ def test_a_brokers_id_may_come_from_the_name_of_its_machine(
     path = tmp_path / "tritonmq.toml"
     path.write_text('[broker]\nid = "hostname"\nlisten = "127.0.0.1:1"\ndata = "d"\n')
     monkeypatch.setattr(socket, "gethostname", lambda: name)
-    assert parsed(broker, "--config", str(path)).params["number"] == number
+    assert parsed(broker, "--config", str(path)).params["broker"] == number
     monkeypatch.setattr(socket, "gethostname", lambda: "laptop.b-1")
     load(path)  # it may be the file of another machine
     with pytest.raises(click.BadParameter, match="no number at its end"):

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from mq_cli import top
-from mq_cli.cluster import ClusterSummary
-from mq_cli.top import Wish, brokers, groups, topics
+from mq_cli.machines import top
+from mq_cli.machines.top import Wish, brokers, groups, topics
+from mq_cli.managing.cluster import ClusterSummary
 from mq_client import (
     BrokerDescription,
     BrokerObservation,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from mq_cli.topic import topic
+from mq_cli.managing.topic import topic
 from mq_client import Admin
 from tests.mq_broker.broker.cluster import standalone
 

@@ -11,8 +11,8 @@ import click
 from click.testing import CliRunner, Result
 
 from mq_broker.broker.config import BrokerConfig
-from mq_cli.acl import acl
-from mq_cli.quota import quota
+from mq_cli.access.acl import acl
+from mq_cli.access.quota import quota
 from mq_client import AclRule, Admin
 from mq_client.errors import InvalidRequest
 from tests.mq_broker.broker.cluster import Broker

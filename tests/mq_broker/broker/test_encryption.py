@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 from mq_broker.broker.host import shell
 from mq_broker.measured import ALARMS
 from mq_broker.storage.key_file import KeyFile, read_key_file, write_key_file
-from mq_cli.cluster import cluster
-from mq_cli.health import health
+from mq_cli.machines.health import health
+from mq_cli.managing.cluster import cluster
 from mq_client import Admin, Producer
 from mq_client.transactions import TransactionClient
 from mq_protocol import mq_pb2 as pb

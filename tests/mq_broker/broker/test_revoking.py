@@ -15,7 +15,7 @@ from mq_broker.broker import BrokerConfig
 from mq_broker.broker.administration.rights import acls
 from mq_broker.coordination.file import FileStore
 from mq_broker.coordination.service import CoordinationService
-from mq_cli.cert import cert
+from mq_cli.access.cert import cert
 from mq_client import AclRule, Admin, Producer, Security
 from mq_client.errors import InvalidRequest, NotAuthenticated
 from mq_protocol import mq_pb2 as pb

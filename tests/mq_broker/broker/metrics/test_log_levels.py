@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from mq_broker.broker.metrics.log_levels import LogLevels
-from mq_cli.cluster import cluster
+from mq_cli.managing.cluster import cluster
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
 from tests.coroutines import real_time, virtual_time

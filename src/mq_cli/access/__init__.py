@@ -1,0 +1,1 @@
+"""Who may do what, and by which certificates, tokens and keys."""

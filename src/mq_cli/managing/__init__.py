@@ -1,0 +1,1 @@
+"""What is in a cluster: topics, partitions, groups, queues, transactions, and moving replicas."""
