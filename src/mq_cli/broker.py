@@ -23,11 +23,9 @@ from mq_cli.settings_file import HOSTNAME, broker_settings, with_variables
 from mq_cli.sizes import SIZE
 from mq_cli.terminal import log_to_stderr
 from mq_process.allocator import keep_freed_memory
-from mq_process.grpc_lines import write_nothing
+from mq_process.grpc_core import refuse_older_tls, wait_without_event_engine, write_nothing
 from mq_process.imports import without_pandas
 from mq_process.logs import dump_stacks_when_asked
-from mq_process.polling import wait_without_event_engine
-from mq_process.tls_versions import refuse_older_tls
 from mq_process.tracing import exporting
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import (

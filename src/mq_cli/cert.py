@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cryptography import x509
 
     from mq_client import Security
-    from mq_client.acl_admin import KnownEntry
+    from mq_client.security_admin import KnownEntry
     from mq_dev.certificates import Authority
 
 CERTS: Final = Path("certs")

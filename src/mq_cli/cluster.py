@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mq_broker.coordination.credential import Credential
     from mq_broker.coordination.zookeeper_closing import Walked
     from mq_client import Admin, ClusterDescription, PartitionDescription, TopicDescription
-    from mq_client.floor_admin import SecurityFloor
+    from mq_client.security_admin import SecurityFloor
 
 _WAIT_LOOK_S = 0.5
 _ACCESS = {
@@ -208,7 +208,7 @@ def cluster() -> None:
 @cluster.command("log-level", short_help="Have a broker log more, or less, for a while.")
 @click.argument("broker", type=click.IntRange(min=1))
 @click.argument("level", type=click.Choice(["debug", "info", "warning", "error"]))
-@click.option("--logger", default="mq_broker", show_default=True, help="A part of it, e.g. mq_broker.rpc.links.")
+@click.option("--logger", default="mq_broker", show_default=True, help="A part of it, e.g. mq_broker.rpc.wire.links.")
 @click.option("--for", "seconds", type=Seconds(min=1, max=86_400), default=600.0, show_default=True, metavar="SECONDS")
 @connection_options
 def log_level(broker: int, level: str, logger: str, seconds: float, connection: Connection) -> None:

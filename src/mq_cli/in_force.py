@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from mq_cli.output import say
 
 if TYPE_CHECKING:
-    from mq_client.acl_admin import AclChange
+    from mq_client.security_admin import AclChange
 
 NOT_EVERYWHERE: Final = 4
 """The exit status of a change that is made, and that a broker has not said to obey. It is down, as a rule: scripts must

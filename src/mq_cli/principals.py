@@ -12,7 +12,7 @@ from mq_protocol.rights import Kind, Operation
 
 if TYPE_CHECKING:
     from mq_client import Admin
-    from mq_client.acl_admin import KnownEntry
+    from mq_client.security_admin import KnownEntry
 
 ANONYMOUS: Final = "User:ANONYMOUS"
 """Everybody without a name."""

@@ -33,7 +33,7 @@ from mq_protocol.secrets import api_token_id_in
 from mq_protocol.shown import counted
 
 if TYPE_CHECKING:
-    from mq_client.token_admin import NewApiToken, TokenUser
+    from mq_client.security_admin import NewApiToken, TokenUser
 
 _DAY_S = 86_400
 _MINUTE_S = 60

@@ -18,20 +18,24 @@ from typing import TYPE_CHECKING, Any
 from mq_client.errors import *
 
 if TYPE_CHECKING:
-    from mq_client.acl_admin import AclChange, AclRule, AclVerdict
-    from mq_client.admin import (
-        Admin,
+    from mq_client.admin import Admin, TopicMade
+    from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue, Skipped
+    from mq_client.descriptions import (
         BrokerDescription,
         ClusterDescription,
+        GroupCursor,
+        GroupDescription,
         PartitionDescription,
         PartitionMove,
+        QueueDescription,
+        QueueInfo,
+        QueueMember,
+        QueuePartition,
+        QueueRun,
         Recovery,
         TopicDescription,
         Upgrade,
     )
-    from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue, Skipped
-    from mq_client.floor_admin import SecurityFloor
-    from mq_client.group_descriptions import GroupCursor, GroupDescription
     from mq_client.interceptors import OutgoingRecord
     from mq_client.lock import Lock
     from mq_client.observation import (
@@ -43,17 +47,23 @@ if TYPE_CHECKING:
     )
     from mq_client.producer import Producer
     from mq_client.producing.futures import BatchMetadata, BatchPlace, RecordMetadata
-    from mq_client.queueing.descriptions import QueueDescription, QueueInfo, QueueMember, QueuePartition, QueueRun
     from mq_client.queueing.leases import LeaseId
     from mq_client.queueing.outputs import Outputs
     from mq_client.queueing.queue import LeasedBatch, LeasedRecord, Queue
     from mq_client.queueing.redriving import Redriven
-    from mq_client.quota_admin import QuotaDescription
     from mq_client.reader import Reader
     from mq_client.rows import Rows
     from mq_client.security import Secret, Security
-    from mq_client.token_admin import ApiTokenDescription, NewApiToken, TokenUser
-    from mq_client.topic_making import TopicMade
+    from mq_client.security_admin import (
+        AclChange,
+        AclRule,
+        AclVerdict,
+        ApiTokenDescription,
+        NewApiToken,
+        QuotaDescription,
+        SecurityFloor,
+        TokenUser,
+    )
     from mq_client.transaction_admin import AbortedTransaction, GivenTransaction, StagedSum, TransactionDescription
 
 __all__ = [
@@ -167,21 +177,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "acl_admin": ("AclChange", "AclRule", "AclVerdict"),
-    "admin": (
-        "Admin",
+    "admin": ("Admin", "TopicMade"),
+    "descriptions": (
         "BrokerDescription",
         "ClusterDescription",
+        "GroupCursor",
+        "GroupDescription",
         "PartitionDescription",
         "PartitionMove",
+        "QueueDescription",
+        "QueueInfo",
+        "QueueMember",
+        "QueuePartition",
+        "QueueRun",
         "Recovery",
         "TopicDescription",
         "Upgrade",
     ),
     "consumer": ("Consumer", "ConsumerRecord", "RecordQueue", "Skipped"),
     "producing.futures": ("BatchMetadata", "BatchPlace", "RecordMetadata"),
-    "floor_admin": ("SecurityFloor",),
-    "group_descriptions": ("GroupCursor", "GroupDescription"),
     "interceptors": ("OutgoingRecord",),
     "lock": ("Lock",),
     "observation": (
@@ -192,17 +206,23 @@ _HOMES = {
         "TopicObservation",
     ),
     "producer": ("Producer",),
-    "queueing.descriptions": ("QueueDescription", "QueueInfo", "QueueMember", "QueuePartition", "QueueRun"),
     "queueing.leases": ("LeaseId",),
     "queueing.outputs": ("Outputs",),
     "queueing.redriving": ("Redriven",),
     "queueing.queue": ("LeasedBatch", "LeasedRecord", "Queue"),
-    "quota_admin": ("QuotaDescription",),
     "reader": ("Reader",),
     "rows": ("Rows",),
     "security": ("Secret", "Security"),
-    "token_admin": ("ApiTokenDescription", "NewApiToken", "TokenUser"),
-    "topic_making": ("TopicMade",),
+    "security_admin": (
+        "AclChange",
+        "AclRule",
+        "AclVerdict",
+        "ApiTokenDescription",
+        "NewApiToken",
+        "QuotaDescription",
+        "SecurityFloor",
+        "TokenUser",
+    ),
     "transaction_admin": ("AbortedTransaction", "GivenTransaction", "StagedSum", "TransactionDescription"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

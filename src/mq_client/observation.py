@@ -13,8 +13,8 @@ from typing import Final
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.described import described
+from mq_client.descriptions import TopicDescription, described_topic
 from mq_client.errors import InvalidRequest, TritonMQError, Unreachable
-from mq_client.topic_descriptions import TopicDescription, described_topic
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import REQUEST_TOPICS_MAX
 from mq_protocol.names import INTERNAL_PREFIX, check_topic_name

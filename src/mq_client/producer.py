@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -32,14 +32,13 @@ from mq_client.producing.batches import (
     to_header_pairs,
 )
 from mq_client.producing.futures import BatchOutcome, Outcome, RecordFuture, TableFuture, TableOutcome
-from mq_client.producing.lanes import NOT_SCHEDULED, USUAL, Attributes
-from mq_client.producing.many import binaries, listed, rows_table
+from mq_client.producing.lanes import NOT_SCHEDULED, USUAL
 from mq_client.producing.partitioners import Partitioner, choice_of
+from mq_client.producing.rows import binaries, listed, rows_table
 from mq_client.producing.scheduling import Cancellation, attributes_of, batch_of_one, cancel, due_of
 from mq_client.producing.sender import Sender
-from mq_client.producing.splitting import Shipment, pieces_of_ways, ways_of
+from mq_client.producing.splitting import Shipment, partition_of_uuid, piece_uuid, pieces_of_ways, uuid_bytes, ways_of
 from mq_client.producing.targets import Target
-from mq_client.producing.uuids import partition_of_uuid, piece_uuid, uuid_bytes
 from mq_client.security import Security
 from mq_client.serializers import Serializer, serializer_of
 from mq_client.tracing import sending
@@ -48,9 +47,22 @@ from mq_protocol.names import check_topic_name
 from mq_protocol.partitioner import partition_for_key
 
 _METADATA_AGE_MS: Final = 30_000.0
+_USUAL_WAY: Final = Shipment(USUAL, NOT_SCHEDULED)
 
 # Keys repeat; the hash in Python costs ten times the look-up.
 _partition_of_key = functools.lru_cache(maxsize=1 << 16)(partition_for_key)
+
+
+class Given(NamedTuple):
+    """A record as it was given, and how it is to be sent."""
+
+    value: Any
+    key: Any
+    headers: Headers | None
+    partition: int | None
+    timestamp: int | datetime | None
+    uuid: uuids.UUID | bytes | str | None
+    way: Shipment
 
 
 class Producer(AsyncBlock):
@@ -201,86 +213,47 @@ class Producer(AsyncBlock):
                 future = self._accumulator.add_plain(target, chosen, key, value, size, clock_ns, self._buffer_bytes_max)
             if future is not None:
                 return future
-        way = Shipment(attributes_of(priority, ttl_ms), due_of(deliver_at, delay_ms))
-        return self._publish_so(topic, value, key, headers, partition, timestamp, uuid, way)
+        way = _way(priority, ttl_ms, deliver_at, delay_ms)
+        return self._publish_so(topic, Given(value, key, headers, partition, timestamp, uuid, way))
 
-    def _publish_so(
-        self,
-        topic: str,
-        value: Any,
-        key: Any,
-        headers: Headers | None,
-        partition: int | None,
-        timestamp: int | datetime | None,
-        uuid: uuids.UUID | bytes | str | None,
-        way: Shipment,
-        *,
-        traced: bool = False,
-    ) -> RecordFuture:
+    def _publish_so(self, topic: str, given: Given, *, traced: bool = False) -> RecordFuture:
         if self._outgoing and not traced:
-            _, value, key, headers = self._outgoing.record(topic, value, key, headers)
+            _, value, key, headers = self._outgoing.record(topic, given.value, given.key, given.headers)
+            given = given._replace(value=value, key=key, headers=headers)
         if self._tracing is not None and not traced:
             typed = (self._targets.get(topic) or self._target(topic)).view.typed
-            given: Any = {"partition": partition, "timestamp": timestamp, "uuid": uuid, "way": way, "traced": True}
-            publish = functools.partial(self._publish_so, topic, value, key, **given)
-            return self._tracing.record(topic, headers, typed, publish)
-        if key is not None and self._key_serializer is not None:
-            key = self._key_serializer(key)
-        if way.due != NOT_SCHEDULED:
-            return self._schedule(topic, value, key, headers, partition, timestamp, uuid, way)
-        serializer = self._value_serializer
-        return self._publish(topic, value, key, headers, partition, timestamp, uuid, way.attributes, serializer)
 
-    def _schedule(
-        self,
-        topic: str,
-        value: Any,
-        key: bytes | str | None,
-        headers: Headers | None,
-        partition: int | None,
-        timestamp: int | datetime | None,
-        uuid: uuids.UUID | bytes | str | None,
-        way: Shipment,
-    ) -> RecordFuture:
+            def publish(headers: Headers | None) -> RecordFuture:
+                return self._publish_so(topic, given._replace(headers=headers), traced=True)
+
+            return self._tracing.record(topic, given.headers, typed, publish)
+        if given.key is not None and self._key_serializer is not None:
+            given = given._replace(key=self._key_serializer(given.key))
+        if given.way.due != NOT_SCHEDULED:
+            return self._schedule(topic, given)
+        return self._publish(topic, given, self._value_serializer)
+
+    def _schedule(self, topic: str, given: Given) -> RecordFuture:
         """One record as a batch of its own, so that it has a due time and a UUID of its own."""
         target = self._targets.get(topic) or self._target(topic)
-        if partition is None and key is not None:
-            target, partition = self._choose(target, to_bytes(key, "key"), None)
-        batch = batch_of_one(target, key, value, headers, timestamp, self._value_serializer)
+        partition = given.partition
+        if partition is None and given.key is not None:
+            target, partition = self._choose(target, to_bytes(given.key, "key"), None)
+        batch = batch_of_one(target, given.key, given.value, given.headers, given.timestamp, self._value_serializer)
         outcome = BatchOutcome(topic)
-        self._send_table(topic, lambda: outcome, [(way, batch)], partition, None, uuid)
+        self._send_table(topic, lambda: outcome, [(given.way, batch)], partition, None, given.uuid)
         return RecordFuture(outcome, 0)
 
-    def _publish(
-        self,
-        topic: str,
-        value: Any,
-        key: bytes | str | None,
-        headers: Headers | None,
-        partition: int | None,
-        timestamp: int | datetime | None,
-        uuid: uuids.UUID | bytes | str | None,
-        attributes: Attributes,
-        serialize: Serializer | None = None,
-    ) -> RecordFuture:
+    def _publish(self, topic: str, given: Given, serialize: Serializer | None = None) -> RecordFuture:
         target = self._targets.get(topic) or self._target(topic)
         if target.view.typed:
-            return self._publish_row(target, value, key, headers, partition, timestamp, uuid, attributes)
-        if serialize is not None and value is not None:
-            value = serialize(value)
-        return self._publish_record(target, value, key, headers, partition, timestamp, uuid, attributes)
+            return self._publish_row(target, given)
+        if serialize is not None and given.value is not None:
+            given = given._replace(value=serialize(given.value))
+        return self._publish_record(target, given)
 
-    def _publish_record(
-        self,
-        target: Target,
-        value: object,
-        key: bytes | str | None,
-        headers: Headers | None,
-        partition: int | None,
-        timestamp: int | datetime | None,
-        uuid: uuids.UUID | bytes | str | None,
-        attributes: Attributes,
-    ) -> RecordFuture:
+    def _publish_record(self, target: Target, given: Given) -> RecordFuture:
+        value, key, headers, partition, timestamp, uuid, way = given
         name = target.view.name
         if value is not None and type(value) is not bytes:
             value = to_bytes(value, "value")
@@ -300,7 +273,7 @@ class Producer(AsyncBlock):
         with self._lock:
             self._make_room(size)
             if not target.dropped and not target.view.typed:
-                target = self._accumulator.of(target, attributes)
+                target = self._accumulator.of(target, way.attributes)
                 future, news = self._accumulator.add(
                     target, chosen, key, value, pairs, given_us, size, clock_ns, time.monotonic(), own
                 )
@@ -308,19 +281,10 @@ class Producer(AsyncBlock):
                     self._sender.work.notify()
                 return future
         # The topic has just changed.
-        return self._publish(name, value, key, pairs, partition, given_us, own, attributes)
+        return self._publish(name, Given(value, key, pairs, partition, given_us, own, way))
 
-    def _publish_row(
-        self,
-        target: Target,
-        row: object,
-        key: bytes | str | None,
-        headers: Headers | None,
-        partition: int | None,
-        timestamp: int | datetime | None,
-        uuid: uuids.UUID | bytes | str | None,
-        attributes: Attributes,
-    ) -> RecordFuture:
+    def _publish_row(self, target: Target, given: Given) -> RecordFuture:
+        row, key, headers, partition, timestamp, uuid, way = given
         name = target.view.name
         if headers is not None or timestamp is not None:
             raise InvalidRequest(
@@ -335,7 +299,7 @@ class Producer(AsyncBlock):
                 raise
             target = self._target_with(name, columns=row)
             if target.rows is None:
-                return self._publish(name, row, key, None, partition, None, uuid, attributes)  # it has no schema now
+                return self._publish(name, given._replace(value=row))  # it has no schema now
             values, size = target.rows.fit(row)
         if size > target.record_bytes_max:
             raise BatchTooLarge(
@@ -348,12 +312,12 @@ class Producer(AsyncBlock):
         with self._lock:
             self._make_room(size)
             if target is fitted and not target.dropped:
-                target = self._accumulator.of(target, attributes)
+                target = self._accumulator.of(target, way.attributes)
                 future, news = self._accumulator.add_row(target, chosen, values, size, time.monotonic(), own)
                 if news:
                     self._sender.work.notify()
                 return future
-        return self._publish(name, row, key, None, partition, None, own, attributes)
+        return self._publish(name, Given(row, key, None, partition, None, own, way))
 
     def _choose(
         self, target: Target, key: bytes | None, partition: int | None, uuid: bytes | None = None
@@ -397,7 +361,7 @@ class Producer(AsyncBlock):
             table = pa.table({**columns, "value": binaries("value", given, self._value_serializer)})
         else:
             table = rows_table(target.rows, given, lambda columns: self._target_with(topic, columns=columns).rows)
-        ways = [(Shipment(USUAL, NOT_SCHEDULED), table)]
+        ways = [(_USUAL_WAY, table)]
         return self._publish_table(
             topic, table.num_rows, ways, partition, None, None, None if target.rows is None else names
         )
@@ -437,7 +401,7 @@ class Producer(AsyncBlock):
         `Overloaded` when no room was made within `publish_ms_max` (then batches before may be on their way).
         """
         self._outgoing.refuse("publish_batch")
-        usual = Shipment(attributes_of(priority, ttl_ms), due_of(deliver_at, delay_ms))
+        usual = _way(priority, ttl_ms, deliver_at, delay_ms)
         ways = [(usual, batch)]
         if priority_column is not None or deliver_at_column is not None:
             target = self._targets.get(topic) or self._target(topic)
@@ -591,6 +555,13 @@ class Producer(AsyncBlock):
         if self._accumulator.pending_bytes + size > self._buffer_bytes_max:
             self._sender.wait_for_room(size, self._buffer_bytes_max, Deadline(self._publish_ms_max))
             self._make_room(0)  # closed meanwhile, or the thread failed: nobody would send what is added now
+
+
+def _way(priority: int, ttl_ms: float | None, deliver_at: int | datetime | None, delay_ms: float | None) -> Shipment:
+    """Raises `InvalidSetting`. What is usual is made once, as records are published by the million."""
+    if type(priority) is int and priority == limits.PRIORITY_USUAL and ttl_ms is deliver_at is delay_ms is None:
+        return _USUAL_WAY
+    return Shipment(attributes_of(priority, ttl_ms), due_of(deliver_at, delay_ms))
 
 
 def _close_at_exit(reference: weakref.ref[Producer]) -> None:

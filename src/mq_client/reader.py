@@ -28,9 +28,8 @@ from mq_client.errors import (
     TritonMQError,
     UnknownTopic,
 )
-from mq_client.rows import Fetch, Rows
+from mq_client.rows import Bound, Fetch, Rows, spans_of
 from mq_client.security import Security
-from mq_client.spans import Bound, spans_of
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire

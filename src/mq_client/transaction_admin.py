@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline, attempts
+from mq_client.cluster.requests import ask_each
 from mq_client.described import described
 from mq_client.errors import InvalidRequest, TritonMQError, UnknownTransaction, Unreachable
 from mq_protocol import mq_pb2 as pb
@@ -221,25 +222,16 @@ def _ask_all(
     connection: Connection, query: str, deadline: Deadline
 ) -> tuple[dict[tuple[str, str], TransactionDescription], dict[tuple[str, str], str]]:
     """What each broker tells, put together, and a broker that knows of it."""
-    connection.metadata(deadline)
-    addresses = connection.addresses()
+
+    def ask(address: str, limit: Deadline) -> pb.TransactionsResponse:
+        request = pb.TransactionsRequest(query=query)
+        return connection.ask(address, "Transactions", request, pb.TransactionsResponse, limit)
+
+    told, silent = ask_each(connection, _BROKER_MS, ask, deadline)
     found: dict[tuple[str, str], TransactionDescription] = {}
     where: dict[tuple[str, str], str] = {}
     parts: dict[tuple[str, str], dict[tuple[str, int], StagedSum]] = {}
-    silent: list[str] = []
-    left_out = 0
-    for address in addresses:
-        limit = deadline.at_most(_BROKER_MS) if len(addresses) > 1 else deadline
-        try:
-            answer = connection.ask(
-                address, "Transactions", pb.TransactionsRequest(query=query), pb.TransactionsResponse, limit
-            )
-        except TritonMQError as error:
-            silent.append(address)
-            if len(silent) == len(addresses) or not error.retriable:
-                raise
-            continue
-        left_out += answer.left_out
+    for address, answer in told.items():
         for known in answer.known:
             key = known.query, known.sink
             where[key] = address
@@ -257,7 +249,7 @@ def _ask_all(
             found.get(key) or TransactionDescription(*key),
             staged=tuple(part for _, part in sorted(parts.get(key, {}).items())),
             silent=tuple(silent),
-            left_out=left_out,
+            left_out=sum(answer.left_out for answer in told.values()),
         )
         for key in found.keys() | parts.keys()
     }

@@ -8,9 +8,10 @@ answer.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
+from google.protobuf.message import Message
 
 from mq_client.cluster.deadline import Deadline, attempts
 from mq_client.cluster.paging import Parts
@@ -31,6 +32,8 @@ __all__ = [
     "TransactionKey",
     "TransactionStatus",
 ]
+
+R = TypeVar("R", bound=Message)
 
 _ATTEMPT_MS = 10_000.0
 
@@ -122,15 +125,7 @@ class TransactionClient(Stager):
             once=once,
             timeout_ms=int(min(deadline.timeout_ms, _ATTEMPT_MS)),
         )
-        answer = self._connection.ask_leader(
-            TRANSACTIONS_TOPIC,
-            self._coordinator(query_id, sink, deadline),
-            "Decide",
-            request,
-            pb.DecideResponse,
-            deadline,
-            _ATTEMPT_MS,
-        )
+        answer = self._ask_coordinator(request, "Decide", pb.DecideResponse, deadline)
         return Decision(answer.already_decided, answer.row_count, answer.published)
 
     def transaction_status(self, key: tuple[str, str], timeout_ms: float | None = None) -> TransactionStatus | None:
@@ -138,21 +133,10 @@ class TransactionClient(Stager):
         query_id, sink = checked_key(key)
         deadline = self.deadline(timeout_ms)
         request = pb.TransactionStatusRequest(key=pb.TransactionKey(query_id=query_id, sink=sink))
-        coordinator = self._coordinator(query_id, sink, deadline)
-        answer = self._connection.ask_leader(
-            TRANSACTIONS_TOPIC,
-            coordinator,
-            "TransactionStatus",
-            request,
-            pb.TransactionStatusResponse,
-            deadline,
-            _ATTEMPT_MS,
-        )
-        return (
-            TransactionStatus(answer.batch_id, answer.run_id, answer.row_count, answer.published)
-            if answer.known
-            else None
-        )
+        answer = self._ask_coordinator(request, "TransactionStatus", pb.TransactionStatusResponse, deadline)
+        if not answer.known:
+            return None
+        return TransactionStatus(answer.batch_id, answer.run_id, answer.row_count, answer.published)
 
     def staged(self, topic: str, timeout_ms: float | None = None) -> list[StagedBatch]:
         """What waits for a decision in a topic, from every broker for what it leads.
@@ -164,9 +148,8 @@ class TransactionClient(Stager):
         for _ in attempts(deadline):
             self._connection.refresh(topic, deadline)
             try:
-                told = [
-                    b for address in self._connection.addresses() for b in self._staged_at(address, topic, deadline)
-                ]
+                addresses = self._connection.addresses()
+                told = [b for address in addresses for b in self._staged_at(address, topic, deadline)]
                 break
             except Unreachable as error:  # it restarts, or it is gone and will not be registered for long
                 gone = error
@@ -190,5 +173,16 @@ class TransactionClient(Stager):
             request.after.CopyFrom(answer.last)
             request.after_index = answer.last_index
 
-    def _coordinator(self, query_id: str, sink: str, deadline: Deadline) -> int:
-        return coordinator_partition(query_id, sink, self._connection.topic(TRANSACTIONS_TOPIC, deadline).partitions)
+    def _ask_coordinator(
+        self,
+        request: pb.DecideRequest | pb.TransactionStatusRequest,
+        method: str,
+        response: type[R],
+        deadline: Deadline,
+    ) -> R:
+        """Whoever leads the partition of the request's key."""
+        partitions = self._connection.topic(TRANSACTIONS_TOPIC, deadline).partitions
+        partition = coordinator_partition(request.key.query_id, request.key.sink, partitions)
+        return self._connection.ask_leader(
+            TRANSACTIONS_TOPIC, partition, method, request, response, deadline, _ATTEMPT_MS
+        )

@@ -79,24 +79,9 @@ def _create_command(given: Given) -> str:
     return " ".join(words)
 
 
-def _alter(admin: Admin, given: Given) -> str:
-    admin.alter_topic(given["topic"], **_settings(given))
-    return f"topic {given['topic']} has its new settings"
-
-
 def _alter_command(given: Given) -> str:
     sets = " ".join(f"--set {shell_word(word)}" for word in given["settings"].split())
     return f"tritonmq topic alter {shell_word(given['topic'])} {sets}"
-
-
-def _delete(admin: Admin, given: Given) -> str:
-    admin.delete_topic(given["topic"])
-    return f"topic {given['topic']} is deleted"
-
-
-def _purge(admin: Admin, given: Given) -> str:
-    admin.purge(given["topic"])
-    return f"what topic {given['topic']} held is dropped"
 
 
 def _lead(admin: Admin, given: Given) -> str:
@@ -112,11 +97,6 @@ def _move(admin: Admin, given: Given) -> str:
         raise InvalidRequest(f"{given['brokers']!r} is no list of brokers: write e.g. 1,2,3") from None
     admin.move_partition(given["topic"], _whole(given, "partition"), brokers)
     return f"partition {given['partition']} of {given['topic']} is on its way to {brokers}"
-
-
-def _cancel(admin: Admin, given: Given) -> str:
-    admin.cancel_move(given["topic"], _whole(given, "partition"))
-    return f"partition {given['partition']} of {given['topic']} goes back"
 
 
 def _balance(admin: Admin, _given: Given) -> str:
@@ -147,19 +127,14 @@ def _reset(admin: Admin, given: Given) -> str:
     return f"group {given['group']} goes on from {given['to']} in {given['topic']}"
 
 
-def _delete_group(admin: Admin, given: Given) -> str:
-    admin.delete_group(given["group"])
-    return f"the place of group {given['group']} is forgotten"
+def _done(call: Callable[[Admin, Given], object], sentence: str) -> Callable[[Admin, Given], str]:
+    """`sentence`: with the fields' values, what was done."""
 
+    def do(admin: Admin, given: Given) -> str:
+        call(admin, given)
+        return sentence.format(**given)
 
-def _pause(admin: Admin, given: Given) -> str:
-    admin.pause_queue(given["topic"], given["group"])
-    return f"queue group {given['group']} of {given['topic']} lends nothing until it is resumed"
-
-
-def _resume(admin: Admin, given: Given) -> str:
-    admin.resume_queue(given["topic"], given["group"])
-    return f"queue group {given['group']} of {given['topic']} lends records again"
+    return do
 
 
 def _command(words: str, *names: str) -> Callable[[Given], str]:
@@ -189,14 +164,17 @@ ACTIONS: Final[Mapping[str, Action]] = {
         "Change a topic's settings",
         "Those that can change while it is in use.",
         (_TOPIC, Field("settings", "Settings", hint="NAME=VALUE, with blanks between")),
-        _alter,
+        _done(
+            lambda admin, given: admin.alter_topic(given["topic"], **_settings(given)),
+            "topic {topic} has its new settings",
+        ),
         _alter_command,
     ),
     "delete-topic": Action(
         "Delete a topic",
         "All its records are lost, and the places of groups in it.",
         (_TOPIC,),
-        _delete,
+        _done(lambda admin, given: admin.delete_topic(given["topic"]), "topic {topic} is deleted"),
         lambda given: f"tritonmq topic delete {shell_word(given['topic'])} --yes",
         "topic",
     ),
@@ -204,7 +182,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
         "Drop a topic's records",
         "All that it holds now is dropped. Offsets go on.",
         (_TOPIC,),
-        _purge,
+        _done(lambda admin, given: admin.purge(given["topic"]), "what topic {topic} held is dropped"),
         lambda given: f"tritonmq topic purge {shell_word(given['topic'])} --yes",
         "topic",
     ),
@@ -228,7 +206,10 @@ ACTIONS: Final[Mapping[str, Action]] = {
         "Cancel a move",
         "The partition goes back to where it was.",
         (_TOPIC, _PARTITION),
-        _cancel,
+        _done(
+            lambda admin, given: admin.cancel_move(given["topic"], _whole(given, "partition")),
+            "partition {partition} of {topic} goes back",
+        ),
         lambda given: f"{_command('tritonmq partition move', 'topic', 'partition')(given)} --cancel",
     ),
     "balance": Action(
@@ -262,7 +243,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
         "Delete a group",
         "Its place is forgotten. No record is deleted.",
         (_GROUP,),
-        _delete_group,
+        _done(lambda admin, given: admin.delete_group(given["group"]), "the place of group {group} is forgotten"),
         _command("tritonmq group delete", "group"),
         "group",
     ),
@@ -270,14 +251,20 @@ ACTIONS: Final[Mapping[str, Action]] = {
         "Pause a queue group",
         "It lends nothing more.",
         (_TOPIC, _GROUP),
-        _pause,
+        _done(
+            lambda admin, given: admin.pause_queue(given["topic"], given["group"]),
+            "queue group {group} of {topic} lends nothing until it is resumed",
+        ),
         _command("tritonmq queue pause", "topic", "group"),
     ),
     "resume-queue": Action(
         "Resume a queue group",
         "It lends records again.",
         (_TOPIC, _GROUP),
-        _resume,
+        _done(
+            lambda admin, given: admin.resume_queue(given["topic"], given["group"]),
+            "queue group {group} of {topic} lends records again",
+        ),
         _command("tritonmq queue resume", "topic", "group"),
     ),
 }

@@ -77,29 +77,25 @@ class Site:
         return await run_in_threadpool(self._rendered, method, request)
 
     def _rendered(self, method: str, request: Request) -> Response:
-        seen = self._views.watcher.seen()
-        try:
-            view, status = self._view(method, request, seen), 200
-        except TritonMQError as error:
-            view, status = _refused(error)
+        seen, view, status = self._looked(method, request)
         return self._html(request, seen, view, status)
 
     async def _json(self, method: str, request: Request) -> Response:
         return await run_in_threadpool(self._as_json, method, request)
 
     def _as_json(self, method: str, request: Request) -> Response:
-        seen = self._views.watcher.seen()
-        try:
-            view, status = self._view(method, request, seen), 200
-        except TritonMQError as error:
-            view, status = _refused(error)
+        seen, view, status = self._looked(method, request)
         data = {**view.data, "at_us": seen.at_us, "fault": seen.fault}
         return Response(as_json(data), status, media_type="application/json")
 
-    def _view(self, method: str, request: Request, seen: Seen) -> View:
+    def _looked(self, method: str, request: Request) -> tuple[Seen, View, int]:
+        seen = self._views.watcher.seen()
         show: Callable[..., View] = getattr(self._views, method)
         names = [request.path_params["name"]] if "name" in request.path_params else []
-        return show(seen, dict(request.query_params), *names)
+        try:
+            return seen, show(seen, dict(request.query_params), *names), 200
+        except TritonMQError as error:
+            return seen, *_refused(error)
 
     def _html(self, request: Request, seen: Seen, view: View, status: int) -> Response:
         observed = None if seen.look is None else seen.look.observed

@@ -313,10 +313,7 @@ class EmbeddedZooKeeper:
             self._guard = None
 
     def log_tail(self) -> str:
-        try:
-            return self.log_path.read_text(errors="replace")[-_LOG_TAIL_CHARACTERS:]
-        except OSError as error:
-            return f"(no log: {error})"
+        return tail(self.log_path, _LOG_TAIL_CHARACTERS)
 
     def _of_ensemble(self) -> str:
         """The lines that name the other servers, beside this one's number. Ten seconds to join, five to keep up."""
@@ -436,6 +433,13 @@ def _find_jars() -> list[Path]:
 def _started(process: int) -> int:
     """When a process was started, in ticks since the machine was: a number that is given again is told apart by it."""
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def tail(log: Path, characters: int) -> str:
+    try:
+        return log.read_text(errors="replace")[-characters:]
+    except OSError as error:
+        return f"(no log: {error})"
 
 
 def free_port(host: str = "127.0.0.1") -> int:

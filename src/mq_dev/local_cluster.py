@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar
 
-from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port, is_free
+from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port, is_free, tail
 from mq_process.patience import LONG_S, Patience
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
@@ -149,10 +149,7 @@ class BrokerProcess:
         return f"its log {self.log_path} ends with:\n{self.log_tail()}"
 
     def log_tail(self) -> str:
-        try:
-            return self.log_path.read_text(errors="replace")[-_LOG_TAIL_CHARACTERS:]
-        except OSError as error:
-            return f"(no log: {error})"
+        return tail(self.log_path, _LOG_TAIL_CHARACTERS)
 
 
 class LocalCluster:
@@ -226,19 +223,14 @@ class LocalCluster:
             place + 1: BrokerProcess(place + 1, ports[place], self.directory, self.arguments)
             for place in range(brokers)
         }
-        self._open_further_ports(http, grpc, flight)
+        self._open_further_ports(http=http, grpc=grpc, flight=flight)
 
-    def _open_further_ports(self, http: bool | int, grpc: bool | int, flight: bool) -> None:
+    def _open_further_ports(self, **wished: bool | int) -> None:
         """Beside the ones that every broker has."""
-        for broker, address in zip(self.brokers.values(), self._further(http), strict=True):
-            broker.http = address
-            broker.arguments += ["--http", address] if address else []
-        for broker, address in zip(self.brokers.values(), self._further(grpc), strict=True):
-            broker.grpc = address
-            broker.arguments += ["--grpc", address] if address else []
-        for broker, address in zip(self.brokers.values(), self._further(flight), strict=True):
-            broker.flight = address
-            broker.arguments += ["--flight", address] if address else []
+        for name, wish in wished.items():
+            for broker, address in zip(self.brokers.values(), self._further(wish), strict=True):
+                setattr(broker, name, address)
+                broker.arguments += [f"--{name}", address] if address else []
 
     def _further(self, wished: bool | int) -> list[str]:
         """An address for each broker, or nothing. A number is the first one's port, if these are free."""

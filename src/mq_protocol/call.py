@@ -24,13 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, IntEnum
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Protobuf
 
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Buffer, Envelope
+from mq_protocol.envelope import Buffer
 from mq_protocol.error_messages import from_wire, to_wire
 from mq_protocol.errors import InvalidRequest, TritonMQError, Unreachable
 from mq_protocol.framing import STREAM, Message, Receiver, encode, preamble
@@ -136,11 +136,6 @@ def said(message: Message) -> Said:
 def say(kind: Kind, body: bytes = b"", parts: Sequence[Buffer] = ()) -> list[Buffer]:
     """The message as pieces to send. The parts of the payload are not copied."""
     return encode(_BYTES[kind] + body, parts)
-
-
-def say_envelope(envelope: Envelope[Any]) -> list[Buffer]:
-    """A message with a header and a payload."""
-    return say(Kind.MESSAGE, envelope.header.SerializeToString(), envelope.parts)
 
 
 def parsed(body: bytes, kind: type[M]) -> M:

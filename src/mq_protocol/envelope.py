@@ -42,7 +42,7 @@ class Envelope(NamedTuple, Generic[H]):
         return memoryview(b"".join(self.parts))
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -71,10 +71,10 @@ def encode(envelope: Envelope[H]) -> bytes:
 
 def joined(header: bytes, parts: Iterable[Buffer]) -> bytes:
     """The same of a header that is serialized."""
-    pieces: list[Buffer] = [_HEADER_TAG, _varint(len(header)), header]
+    pieces: list[Buffer] = [_HEADER_TAG, varint(len(header)), header]
     length = sum(len(part) if isinstance(part, bytes) else memoryview(part).nbytes for part in parts)
     if length:
-        pieces += [_PAYLOAD_TAG, _varint(length)]
+        pieces += [_PAYLOAD_TAG, varint(length)]
         pieces += parts
     return b"".join(pieces)
 

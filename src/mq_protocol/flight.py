@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from mq_protocol.envelope import Buffer
+from mq_protocol.envelope import Buffer, varint
 from mq_protocol.errors import InvalidRequest, RequestTooLarge, shortened
 from mq_protocol.limits import FLIGHT_REQUEST_BYTES_MAX, OFFSET_MAX, PARTITIONS_PER_TOPIC_MAX, SCHEMA_FIELDS_MAX
 from mq_protocol.names import did_you_mean, quoted
@@ -262,20 +262,11 @@ def _text(value: int | bytes, what: str) -> str:
         raise InvalidRequest(f"malformed Flight message: its {what} is no UTF-8") from None
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    value &= (1 << 64) - 1  # a negative number as 64 bits, as protobuf has it
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def _field(number: int, value: Buffer) -> tuple[Buffer, ...]:
     size = len(value) if isinstance(value, bytes) else memoryview(value).nbytes
-    return _varint(number << 3 | _BYTES), _varint(size), value
+    return varint(number << 3 | _BYTES), varint(size), value
 
 
 def _number(number: int, value: int) -> tuple[bytes, bytes]:
-    return _varint(number << 3 | _VARINT), _varint(value)
+    negative_as_64_bits = value & (1 << 64) - 1
+    return varint(number << 3 | _VARINT), varint(negative_as_64_bits)

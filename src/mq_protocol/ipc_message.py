@@ -1,19 +1,23 @@
-"""Reads the metadata of one Arrow IPC record batch message from bytes that a stranger made, before anything else
-touches them.
+"""Reads the metadata of one Arrow IPC message from bytes that a stranger made, before anything else touches them: of a
+record batch, and of a schema.
 
-Exactly the tables needed (Message, RecordBatch, FieldNode, Buffer, BodyCompression). It decodes no values:
-`mq_protocol.arrow.check_untrusted` does, once this has bounded what decoding costs.
-Layouts as in the Arrow format's Message.fbs and in "Encapsulated message format".
+Of a record batch exactly the tables needed (Message, RecordBatch, FieldNode, Buffer, BodyCompression). It decodes no
+values: `mq_protocol.arrow.check_untrusted` does, once this has bounded what decoding costs.
+
+A flatbuffer may point at one table or text any number of times, and Arrow makes a new object, or a copy, each time: a
+kilobyte can become gigabytes. So everything in a schema is counted as often as it is pointed at.
+
+Layouts as in the Arrow format's Message.fbs and Schema.fbs, and in "Encapsulated message format".
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mq_protocol.errors import CorruptBatch
-from mq_protocol.flatbuffer import Table
-from mq_protocol.limits import SCHEMA_FIELDS_MAX
+from mq_protocol.limits import REQUEST_BYTES_MAX, SCHEMA_DEPTH_MAX, SCHEMA_FIELDS_MAX
 
 _PREFIX = struct.Struct("<Ii")  # continuation marker, bytes of metadata
 _CONTINUATION = 0xFFFFFFFF
@@ -147,3 +151,163 @@ def _codec(batch: Table) -> str | None:
     if codec not in _CODECS or method != 0:
         raise CorruptBatch(f"corrupt batch: compression codec {codec}, method {method} is not known; use lz4 or zstd")
     return _CODECS[codec]
+
+
+_SCHEMA = 1
+_TIMESTAMP, _UNION = 10, 14
+_DEPTH_MAX = 2 * SCHEMA_DEPTH_MAX + 1  # a map has a struct of its entries between itself and its value
+
+# Places of fields in the tables.
+_MESSAGE_HEADER_TYPE, _MESSAGE_HEADER, _MESSAGE_METADATA = 1, 2, 4
+_SCHEMA_FIELDS, _SCHEMA_METADATA = 1, 2
+_FIELD_NAME, _FIELD_TYPE_KIND, _FIELD_TYPE, _FIELD_CHILDREN, _FIELD_METADATA = 0, 2, 3, 5, 6
+
+
+def check_schema_message(data: memoryview) -> None:
+    """Raises `CorruptBatch` unless it is one schema message, with at most `SCHEMA_FIELDS_MAX` fields and
+    `REQUEST_BYTES_MAX` bytes of names and metadata in all."""
+    if len(data) < _PREFIX.size:
+        raise CorruptBatch(f"corrupt schema: {len(data)} bytes are no Arrow message")
+    marker, metadata_bytes = _PREFIX.unpack_from(data)
+    if marker != _CONTINUATION or not 0 < metadata_bytes <= len(data) - _PREFIX.size:
+        raise CorruptBatch("corrupt schema: it is no encapsulated Arrow message; send what Schema.serialize() gives")
+    message = Table.root(data[_PREFIX.size : _PREFIX.size + metadata_bytes])
+    schema = message.table(_MESSAGE_HEADER)
+    if schema is None or message.u8(_MESSAGE_HEADER_TYPE, 0) != _SCHEMA:
+        raise CorruptBatch("corrupt schema: the message is no schema; send what Schema.serialize() gives")
+    walk = _Walk()
+    walk.metadata(message, _MESSAGE_METADATA)
+    walk.metadata(schema, _SCHEMA_METADATA)
+    for field in schema.tables(_SCHEMA_FIELDS):
+        walk.field(field, 1)
+
+
+class _Walk:
+    """Owns the counts of one message: its fields, nested ones too, and bytes of text, each as often as it is pointed
+    at."""
+
+    def __init__(self) -> None:
+        self._fields = 0
+        self._bytes = 0
+
+    def field(self, field: Table, depth: int) -> None:
+        self._fields += 1
+        if self._fields > SCHEMA_FIELDS_MAX:
+            raise CorruptBatch(
+                f"corrupt schema: it has more than {SCHEMA_FIELDS_MAX} fields, nested ones counted; make several topics"
+            )
+        if depth > _DEPTH_MAX:
+            raise CorruptBatch(f"corrupt schema: types are nested deeper than {SCHEMA_DEPTH_MAX}; make it flatter")
+        self._add(field.count(_FIELD_NAME))
+        kind, described = field.u8(_FIELD_TYPE_KIND, 0), field.table(_FIELD_TYPE)
+        if described is not None and kind in (_TIMESTAMP, _UNION):
+            self._add(described.count(1))  # a time zone's text, or a union's list of types
+        self.metadata(field, _FIELD_METADATA)
+        for child in field.tables(_FIELD_CHILDREN):
+            self.field(child, depth + 1)
+
+    def metadata(self, table: Table, at: int) -> None:
+        for pair in table.tables(at):
+            self._add(_PAIR_BYTES + pair.count(0) + pair.count(1))
+
+    def _add(self, count: int) -> None:
+        self._bytes += count
+        if self._bytes > REQUEST_BYTES_MAX:
+            raise CorruptBatch(
+                f"corrupt schema: its names and metadata have more than {REQUEST_BYTES_MAX} bytes; leave metadata out"
+            )
+
+
+_PAIR_BYTES = 64
+"""About what a pair of texts takes beside them."""
+
+_TABLE_BYTES_MIN = 4
+
+_U16, _I32, _U32, _I64 = (struct.Struct(code) for code in ("<H", "<i", "<I", "<q"))
+_PAIR = struct.Struct("<qq")
+
+
+class Table:
+    """A flatbuffer table within `data`, every position checked against the end. Field numbers are those of the schema
+    file, in order, from 0."""
+
+    def __init__(self, data: memoryview, at: int) -> None:
+        self._data = data
+        self._at = at
+        self._vtable = at - self._read(_I32, at)
+        self._vtable_bytes = self._read(_U16, self._vtable)
+        self._table_bytes = self._read(_U16, self._vtable + 2)
+        if self._vtable_bytes < _TABLE_BYTES_MIN or self._vtable_bytes % 2 or self._table_bytes < _TABLE_BYTES_MIN:
+            raise CorruptBatch("corrupt batch: the metadata is no flatbuffer")
+        if self._vtable + self._vtable_bytes > len(data) or at + self._table_bytes > len(data):
+            raise CorruptBatch("corrupt batch: the metadata runs past its end")
+
+    @classmethod
+    def root(cls, data: memoryview) -> Table:
+        if len(data) < _U32.size:
+            raise CorruptBatch("corrupt batch: the metadata is too short")
+        root: int = _U32.unpack_from(data)[0]
+        return cls(data, root)
+
+    def u8(self, field: int, default: int) -> int:
+        at = self._place(field)
+        if at is None:
+            return default
+        if at >= len(self._data):
+            raise CorruptBatch("corrupt batch: the metadata runs past its end")
+        return self._data[at]
+
+    def u16(self, field: int, default: int) -> int:
+        at = self._place(field)
+        return default if at is None else self._read(_U16, at)
+
+    def i64(self, field: int, default: int) -> int:
+        at = self._place(field)
+        return default if at is None else self._read(_I64, at)
+
+    def table(self, field: int) -> Table | None:
+        at = self._place(field)
+        return None if at is None else Table(self._data, at + self._read(_U32, at))
+
+    def pairs(self, field: int, most: int) -> tuple[tuple[int, int], ...]:
+        """A vector of structs of two longs: FieldNode and Buffer both are."""
+        at = self._place(field)
+        if at is None:
+            return ()
+        at += self._read(_U32, at)
+        count = self._read(_U32, at)
+        if count > most:
+            raise CorruptBatch(f"corrupt batch: it lists {count} columns or buffers, more than any topic's schema has")
+        at += _U32.size
+        if at + count * _PAIR.size > len(self._data):
+            raise CorruptBatch("corrupt batch: the metadata runs past its end")
+        return tuple(_PAIR.iter_unpack(self._data[at : at + count * _PAIR.size]))
+
+    def tables(self, field: int) -> Iterator[Table]:
+        """A vector of tables, one by one. Nothing keeps a stranger's vector from naming one table many times."""
+        at = self._place(field)
+        if at is None:
+            return
+        at += self._read(_U32, at)
+        for place in range(at + _U32.size, at + _U32.size * (1 + self._read(_U32, at)), _U32.size):
+            yield Table(self._data, place + self._read(_U32, place))
+
+    def count(self, field: int) -> int:
+        """How many elements a vector has, or how many bytes a text; 0 where there is none."""
+        at = self._place(field)
+        return 0 if at is None else self._read(_U32, at + self._read(_U32, at))
+
+    def _place(self, field: int) -> int | None:
+        entry = _TABLE_BYTES_MIN + 2 * field
+        if entry >= self._vtable_bytes:
+            return None
+        offset = self._read(_U16, self._vtable + entry)
+        if offset >= self._table_bytes:
+            raise CorruptBatch("corrupt batch: the metadata points outside its table")
+        return self._at + offset if offset else None
+
+    def _read(self, form: struct.Struct, at: int) -> int:
+        if at < 0 or at + form.size > len(self._data):
+            raise CorruptBatch("corrupt batch: the metadata runs past its end")
+        value: int = form.unpack_from(self._data, at)[0]
+        return value

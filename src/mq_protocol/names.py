@@ -523,19 +523,15 @@ def parse_flag(given: Mapping[str, str], setting: Setting) -> bool:
 
 
 def _on_total_loss(text: str | None, durability: Durability) -> OnTotalLoss:
-    words = [choice.value for choice in OnTotalLoss]
     if text is None:
         return OnTotalLoss.RECOVER if durability is Durability.MEMORY else OnTotalLoss.STOP
-    if text not in words:
-        raise InvalidSetting(
-            f"on_total_loss={text!r} is not known{did_you_mean(text, words)} (it is one of {', '.join(words)})"
-        )
-    if text == OnTotalLoss.RECOVER.value and durability is not Durability.MEMORY:
+    chosen = _one_of(OnTotalLoss, "on_total_loss", text)
+    if chosen is OnTotalLoss.RECOVER and durability is not Durability.MEMORY:
         raise InvalidSetting(
             f"on_total_loss=recover would drop by itself what durability={durability.value} promises to keep: "
             "leave it at stop, and see `tritonmq partition recover`"
         )
-    return OnTotalLoss(text)
+    return chosen
 
 
 def parse_size(text: str) -> int:

@@ -6,6 +6,7 @@ Not here: how records without a key are spread (the producer's business).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from mq_protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
 
 _SEED = 0x9747B28C
 _MULTIPLIER = 0x5BD1E995
@@ -120,3 +122,10 @@ def _little_endian(data: NDArray[np.uint8], at: NDArray[np.int64], count: int) -
     for byte in range(1, count):
         value |= data[at + byte].astype(np.uint32) << np.uint32(8 * byte)
     return value
+
+
+def member_of_partition(members: Collection[str], partition: int) -> str:
+    """The member that is to have the partition: number `partition mod n` of the n members in order of id. There must be
+    one."""
+    ids = sorted(members)
+    return ids[partition % len(ids)]

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from mq_spark.session import configure
 
 if TYPE_CHECKING:
-    from mq_spark.asked_lag import lag_of
+    from mq_spark.datasource.lease_readers import settle
     from mq_spark.decoding import dead_letters, or_dead_letter, try_decode, try_from_json
-    from mq_spark.lag import LAG_SCHEMA, LagListener, QueryLag, TopicLag
-    from mq_spark.settling import settle
+    from mq_spark.lag import LAG_SCHEMA, LagListener, QueryLag, TopicLag, lag_of
 
 __all__ = [
     "configure",
@@ -33,9 +32,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "lag": ("LagListener", "QueryLag", "TopicLag", "LAG_SCHEMA"),
-    "asked_lag": ("lag_of",),
-    "settling": ("settle",),
+    "lag": ("LagListener", "QueryLag", "TopicLag", "LAG_SCHEMA", "lag_of"),
+    "datasource.lease_readers": ("settle",),
     "decoding": ("try_from_json", "try_decode", "or_dead_letter", "dead_letters"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

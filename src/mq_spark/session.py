@@ -6,14 +6,17 @@ spark = configure(SparkSession.builder.master("local[4]")).getOrCreate()
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Final
 
 from pyspark.sql import SparkSession
 
-from mq_spark.shared_environment import share_safely
 from mq_spark.supported import check_pyspark
+
+log = logging.getLogger(__name__)
+
 
 SETTINGS: Final = {
     # Spark's tasks talk to Python through a Unix socket, not loopback TCP: about 30 ms off each trigger's work.
@@ -55,7 +58,7 @@ def configure(builder: SparkSession.Builder, *, fast_checkpoints: bool = False) 
     alone.
 
     Queries of its session may be started at the same time; without this they may spoil each other's start
-    (`shared_environment.py`).
+    (`share_safely`).
 
     `fast_checkpoints`: for a checkpoint on a local disk that may lose the log of a micro-batch when the machine
     crashes.
@@ -68,3 +71,32 @@ def configure(builder: SparkSession.Builder, *, fast_checkpoints: bool = False) 
     for name, value in (SETTINGS | FAST_CHECKPOINTS if fast_checkpoints else SETTINGS).items():
         builder = builder.config(name, value)
     return builder
+
+
+SAFE = "java.util.concurrent.ConcurrentHashMap"
+
+
+def share_safely(spark: SparkSession) -> SparkSession:
+    """The session, whose JVM's queries may start at the same time from now on.
+
+    Spark shares one Python function among all queries that use a format. Each streaming query that starts puts the same
+    few variables of the environment into the map of that function, and each write serializes it. The map is not made
+    for threads: of two queries that start at once one may lose what the other puts. From then on every write of that
+    JVM fails with "Task not serializable: Illegal size 5 of collection, expected 7". A map that is made for threads,
+    put in its place before the first query, ends that.
+
+    Does nothing for a session of Spark Connect, whose JVM is elsewhere, nor where Spark is built otherwise than it is
+    known here.
+    """
+    session, jvm = getattr(spark, "_jsparkSession", None), getattr(spark, "_jvm", None)
+    if session is None or jvm is None:
+        return spark
+    try:
+        function = session.sessionState().dataSourceManager().lookupDataSource("tritonmq").dataSourceCls()
+        variables = function.getClass().getDeclaredField("envVars")
+        variables.setAccessible(True)
+        if variables.get(function).getClass().getName() != SAFE:
+            variables.set(function, jvm.java.util.concurrent.ConcurrentHashMap(function.envVars()))
+    except Exception as error:  # noqa: BLE001 - Spark promises nothing of this, and a session without it is one as before
+        log.info("start one query after another, since their environment is not shared safely: %r", error)
+    return spark

@@ -449,7 +449,7 @@ def _directory_back(ground: Ground) -> Strike:
 
 
 def _zookeeper_back(ground: Ground) -> Strike:
-    """ZooKeeper becomes what it was before somebody else led, and all brokers start again, as docs/operations.md
+    """ZooKeeper becomes what it was before somebody else led, and all brokers start again, as docs/backup.md
     asks."""
     cluster, chance = ground.cluster, ground.chance
     if ground.survivors:

@@ -13,7 +13,7 @@ import pytest
 
 from mq_client import Consumer, OffsetOutOfRange, Producer, Reader
 from mq_client.cluster.lines import call_unary
-from mq_client.topic_descriptions import PartitionDescription
+from mq_client.descriptions import PartitionDescription
 from mq_dev.embedded_zookeeper import free_port
 from mq_dev.local_cluster import HOST, BrokerProcess
 from mq_protocol import mq_pb2 as pb
@@ -21,24 +21,16 @@ from mq_protocol.errors import DataLoss, TritonMQError
 from mq_protocol.limits import OFFSETS_OF_A_LIFE
 from tests import switch
 from tests.cluster.harness import Cluster, wait_until
-from tests.cluster.test_faults import TOPIC, Load, expect_exactly_what_was_acknowledged
+from tests.cluster.test_faults import TOPIC, expect_exactly_what_was_acknowledged
+from tests.cluster.traffic import Traffic
 from tests.mq_cli.processes import tritonmq
-from tests.mq_spark.datasource.test_readers import VALUE, Stream
+from tests.mq_spark.datasource.calls import VALUE, Stream
 
 pytestmark = pytest.mark.cluster
 
 SHORT_SESSIONS = ("--session-timeout-ms", "2000")
 
 StartCluster = Callable[..., Cluster]
-
-
-class GentleLoad(Load):
-    """A thousand records a second at most: what is tested here needs the processors too."""
-
-    def _windows(self) -> Iterator[range]:
-        for window in super()._windows():
-            yield window
-            self._end.wait(0.02)
 
 
 def command(cluster: Cluster, *words: str) -> str:
@@ -113,8 +105,8 @@ def test_a_partition_moves_while_it_is_written_and_whoever_drives_the_move_dies(
     cluster.admin.create_topic(TOPIC, partitions=1, replicas=2, min_insync_replicas=1)
     before = replicas(cluster)[0]
     target = tuple(sorted({1, 2, 3, 4} - set(before)))
-    with GentleLoad(cluster.bootstrap) as load:
-        load.more(200)
+    with Traffic(cluster.bootstrap, TOPIC) as load:
+        load.until_acknowledged(200)
         command(cluster, "partition", "move", TOPIC, "0", "--to", ",".join(map(str, target)))
         wait_until(lambda: replicas(cluster)[0] == target, "every broker has heard of it")
         cluster.hand_over(TOPIC, target[0])  # its first replica, unless it could not follow in time
@@ -124,10 +116,10 @@ def test_a_partition_moves_while_it_is_written_and_whoever_drives_the_move_dies(
 
         # so that the move cannot end before its driver dies
         pause_and_start_move(cluster, before[0], target[0], (before[0], target[1]))
-        load.more(50)
+        load.until_acknowledged(50)
         cluster.kill(target[0])
         cluster.resume(before[0])
-        load.more(200)
+        load.until_acknowledged(200)
         wait_until_moved(cluster)
         wait_until(lambda: replicas(cluster)[0] == (before[0], target[1]), "every broker has heard of it")
         wait_until(lambda: cluster.leader(TOPIC) in (before[0], target[1]), "one of them leads")
@@ -138,7 +130,7 @@ def test_a_partition_moves_while_it_is_written_and_whoever_drives_the_move_dies(
         assert "back where it came from" in command(cluster, "partition", "move", TOPIC, "0", "--cancel")
         wait_until(lambda: replicas(cluster)[0] == (before[0], target[1]), "every broker has heard of it")
         cluster.resume(before[1])
-        load.more(100)
+        load.until_acknowledged(100)
     expect_exactly_what_was_acknowledged(cluster, load)
 
 
@@ -149,8 +141,8 @@ def test_a_broker_is_added_and_another_drained_and_stopped(start_cluster: StartC
     drain = ("cluster", "drain", "2", "--bootstrap", cluster.bootstrap)
     refused = b"without broker 2 only 2 brokers are live (1, 3): start another one"
     wait_until(lambda: refused in tritonmq(*drain).stderr, "it is said why broker 2 cannot be drained")
-    with GentleLoad(cluster.bootstrap) as load:
-        load.more(100)
+    with Traffic(cluster.bootstrap, TOPIC) as load:
+        load.until_acknowledged(100)
         add_broker(cluster, 4)
         planned = json.loads(command(cluster, "cluster", "balance", "--plan", "--json"))
         assert any(4 in move["to"] for move in planned)
@@ -167,12 +159,12 @@ def test_a_broker_is_added_and_another_drained_and_stopped(start_cluster: StartC
 
         wait_until(balanced, "the last hand-over is over, and nothing is left to balance")
         wait_until(lambda: spread() <= 1, "every broker has heard of the moves")
-        load.more(100)
+        load.until_acknowledged(100)
         drained = command(cluster, "cluster", "drain", "2")
         assert "broker 2 holds nothing any more" in drained
         wait_until(lambda: set(holds(cluster, "wide", TOPIC)) == {1, 3, 4}, "every broker has heard of it")
         stop_cleanly(cluster, 2)
-        load.more(100)
+        load.until_acknowledged(100)
         wait_until(lambda: {b.id for b in cluster.admin.describe_cluster().brokers} == {1, 3, 4}, "the broker is gone")
         wait_until(
             lambda: all(set(p.isr) == set(p.replicas) == {1, 3, 4} for p in partitions(cluster, "wide")), "in sync"
@@ -184,33 +176,33 @@ def test_a_broker_is_added_and_another_drained_and_stopped(start_cluster: StartC
 def test_leaders_change_and_all_brokers_restart_in_turn_and_no_request_fails(start_cluster: StartCluster) -> None:
     cluster = start_cluster(3, arguments=SHORT_SESSIONS)
     cluster.admin.create_topic(TOPIC, partitions=1, replicas=3)
-    with GentleLoad(cluster.bootstrap) as load:
-        load.more(100)
+    with Traffic(cluster.bootstrap, TOPIC) as load:
+        load.until_acknowledged(100)
         command(cluster, "partition", "lead", TOPIC, "0", str(cluster.leader(TOPIC) % 3 + 1))
         for to in (1, 2, 3, 1):
             cluster.admin.transfer_leadership(TOPIC, 0, to)
             assert cluster.leader(TOPIC) == to
-            load.more(50)
+            load.until_acknowledged(50)
         refused = tritonmq("partition", "lead", TOPIC, "0", "9", "--bootstrap", cluster.bootstrap)
         assert (refused.returncode, b"broker 9 holds no replica" in refused.stderr) == (1, True)
         for broker in (1, 2, 3):
             stop_cleanly(cluster, broker)
-            load.more(50)
+            load.until_acknowledged(50)
             wait_until(
                 lambda away=broker: away in not_in_sync(cluster),
                 "it is told which replica is not in sync, and since when",
             )
             cluster.restart(broker)
             cluster.wait_for_isr(TOPIC, 3)
-            load.more(50)
+            load.until_acknowledged(50)
     expect_exactly_what_was_acknowledged(cluster, load)
 
 
 def test_a_partition_whose_log_was_lost_goes_on_when_an_operator_says_so(start_cluster: StartCluster) -> None:
     cluster = start_cluster(1, zookeeper=False)
     cluster.admin.create_topic(TOPIC, partitions=1, replicas=1, durability="os")
-    with GentleLoad(cluster.bootstrap) as load:
-        load.more(100)
+    with Traffic(cluster.bootstrap, TOPIC) as load:
+        load.until_acknowledged(100)
     refused = tritonmq("partition", "recover", TOPIC, "0", "--bootstrap", cluster.bootstrap)
     assert (refused.returncode, b"there is nothing to recover" in refused.stderr) == (1, True)
     cluster.kill(1)
@@ -218,11 +210,11 @@ def test_a_partition_whose_log_was_lost_goes_on_when_an_operator_says_so(start_c
     cluster.restart(1)
     wait_until(lambda: cluster.leaders(TOPIC)[0] == 0, "nobody leads: the log may lack what it acknowledged")
     said: str = wait_until(lambda: recovered(cluster), "broker 1 answers for its replica, and it goes on")
-    assert f"continues with the log of broker 1, which has the offsets below {len(load.acknowledged)}" in said
+    assert f"continues with the log of broker 1, which has the offsets below {len(load.sent)}" in said
     assert "lost: the records after them, if there were any; how many is unknown" in said
     assert "broker 1 leads" in said
     with Reader(cluster.bootstrap) as reader:
-        assert values(reader.read(TOPIC, 0, 0, len(load.acknowledged))) == load.acknowledged
+        assert values(reader.read(TOPIC, 0, 0, len(load.sent))) == list(range(len(load.sent)))
 
 
 def recovered(cluster: Cluster, *options: str) -> str:

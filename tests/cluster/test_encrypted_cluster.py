@@ -11,7 +11,8 @@ import pytest
 from mq_broker.storage.opening.rewrapping import sealed_files, uses
 from tests.cluster.harness import Cluster, wait_until
 from tests.cluster.key_commands import KeyCommands, of
-from tests.cluster.test_secure_cluster import BROKERS, TOPIC, check_each_is_there_once, writing
+from tests.cluster.test_secure_cluster import BROKERS, TOPIC, check_each_is_there_once
+from tests.cluster.traffic import Traffic
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -71,20 +72,20 @@ def test_keys_are_replaced_while_leaders_are_killed_and_every_record_is_there_on
 ) -> None:
     encrypted = Encrypted(start_cluster, tmp_path)
     cluster, first = encrypted.cluster, encrypted.keys.newest
-    with writing(cluster.bootstrap, cluster.security, MARKER * 40) as at_work:
-        at_work.goes_on()
+    with Traffic(cluster.bootstrap, TOPIC, 3, before=MARKER * 40, security=cluster.security) as at_work:
+        at_work.until_acknowledged()
         victim = cluster.leader(TOPIC)
         cluster.kill(victim)
-        at_work.goes_on()
+        at_work.until_acknowledged()
         encrypted.keys.run("rotate")
         second = encrypted.keys.newest
-        at_work.goes_on()
+        at_work.until_acknowledged()
         cluster.restart(victim)  # it lacks what was written meanwhile
         cluster.wait_for_isr(TOPIC, 3, IN_SYNC_S)
         encrypted.rewrapped_in_turn()
-        at_work.goes_on()
+        at_work.until_acknowledged()
         cluster.kill(cluster.leader(TOPIC, 1))
-        at_work.goes_on()
+        at_work.until_acknowledged()
         count = at_work.end()
     cluster.kill_all()
     assert f"{first} is gone" in encrypted.keys.run("retire", first, *of(*map(encrypted.data, BROKERS)))

@@ -3,12 +3,10 @@ on what is meant for them, while they are killed."""
 
 from __future__ import annotations
 
-import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,15 +15,14 @@ from mq_client import Admin, Consumer, Lock, Producer, Queue, Reader
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.offset_watch import OffsetWatch
-from mq_client.producing.futures import RecordFuture
 from tests.cluster.harness import Cluster, wait_until
+from tests.cluster.traffic import WAIT_S, Taking, Traffic
 from tests.hidden import hide
 from tests.mq_cli.processes import tritonmq_process
 
 pytestmark = pytest.mark.cluster
 
 PARTITIONS = 3
-WAIT_S = 120.0
 
 
 @pytest.fixture
@@ -35,59 +32,6 @@ def hidden(tmp_path: Path, zookeeper: str) -> Iterator[Cluster]:
     with cluster:
         cluster._admin = Admin(cluster.brokers[1].address, 60_000, forward=True)
         yield cluster
-
-
-class Traffic:
-    """Owns a producer that publishes numbers, to the partitions in turn, until told to stop."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self.sent: list[RecordFuture] = []
-        self._producer = Producer(bootstrap, timeout_ms=90_000, linger_ms=2, forward=True)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(0.002):
-            number = len(self.sent)
-            self.sent.append(self._producer.publish("t", b"%d" % number, partition=number % PARTITIONS))
-
-    def until_acknowledged(self, more: int = 300) -> None:
-        """Until that many records published from now on are acknowledged."""
-        last = len(self.sent) + more
-        wait_until(lambda: len(self.sent) > last, "records are published", WAIT_S)
-        self.sent[last].result(WAIT_S)
-
-    def end(self) -> int:
-        """Stop, and wait for every answer: how many. Raises if any record failed."""
-        self._stopping.set()
-        self._thread.join()
-        self._producer.flush(90_000)
-        self._producer.close()
-        for future in self.sent:
-            future.result(1)
-        return len(self.sent)
-
-
-class Taking:
-    """Owns a client whose records are taken in a thread, and their numbers. `close`: what ends it."""
-
-    def __init__(
-        self, client: Any, close: Callable[[], object], settle: Callable[[Any], object] = lambda _record: None
-    ) -> None:
-        self.client, self._close, self._settle = client, close, settle
-        self.numbers: list[int] = []
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        for record in self.client:
-            self.numbers.append(int(record.value))
-            self._settle(record)
-
-    def end(self) -> None:
-        self._close()
-        self._thread.join(30)
 
 
 def numbers(bootstrap: str, partition: int) -> list[int]:
@@ -114,7 +58,7 @@ def test_each_record_is_there_once_while_leaders_are_killed(hidden: Cluster) -> 
     ]
     watch = OffsetWatch(Connection(one, forward=True), ["t"])
     watch.wait_first(Deadline(60_000))
-    traffic = Traffic(one)
+    traffic = Traffic(one, "t", PARTITIONS, forward=True)
     traffic.until_acknowledged()
     for killed in (2, 3):
         hidden.kill(killed)
@@ -170,7 +114,7 @@ def test_every_client_and_the_command_line_reach_every_broker(hidden: Cluster) -
 def test_another_address_is_used_once_the_first_one_is_gone(hidden: Cluster) -> None:
     both = f"{hidden.brokers[1].address},{hidden.brokers[2].address}"
     hidden.admin.create_topic("t", partitions=PARTITIONS, replicas=3, durability="os")
-    traffic = Traffic(both)
+    traffic = Traffic(both, "t", PARTITIONS, forward=True)
     traffic.until_acknowledged()
     hidden.admin.close()
     hidden._admin = Admin(hidden.brokers[2].address, 60_000, forward=True)

@@ -15,13 +15,9 @@ import psutil
 import pytest
 
 from mq_client import Admin, Producer
-from mq_client.cluster.credentials import current
-from mq_client.cluster.dialling import by_openssl, call_open, dial
 from mq_dev.local_cluster import LocalCluster
-from mq_protocol.call import error_of
-from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import MEMORY_HIGH_FLOOR
-from tests import switch
+from tests.cluster.line import Line
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -33,32 +29,6 @@ GROWN_BYTES_MAX = 5 * MEMORY_HIGH_FLOOR // 2
 
 WAIT_S = 60.0
 ENDS_S = 240.0
-
-
-class Line:
-    """A connection with a call on it."""
-
-    def __init__(self, address: str, method: str = "Produce") -> None:
-        client = switch.client()
-        credentials = current(client.security)
-        self.connection, self._machine = dial(address, client, credentials, by_openssl)
-        self.connection.sendall(b"".join(self._machine.open(call_open(method, address, client, credentials))))
-
-    def ended(self) -> TritonMQError | None:
-        """Why the broker has ended the call; None if it did so without a word. Waits for it."""
-        self.connection.settimeout(ENDS_S)
-        while (message := self._machine.next()) is None:
-            count = self.connection.recv_into(self._machine.buffer())
-            if not count:
-                return None
-            self._machine.received(count, time.monotonic())
-        return error_of(message)
-
-    def __enter__(self) -> Line:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.connection.close()
 
 
 @contextlib.contextmanager
@@ -125,7 +95,7 @@ def test_a_message_that_comes_byte_by_byte_ends(tmp_path: Path) -> None:
         trickling = threading.Thread(target=trickle)
         trickling.start()
         try:
-            assert "was not whole" in str(line.ended())
+            assert "was not whole" in str(line.ended(ENDS_S))
         finally:
             over.set()
             trickling.join()
@@ -137,4 +107,4 @@ def test_a_call_that_asks_nothing_ends_whatever_its_method(tmp_path: Path) -> No
         methods = ("Produce", "Fetch", "Subscribe", "Work", "WatchOffsets")
         lines = [opened.enter_context(Line(cluster.bootstrap, method)) for method in methods]
         for line in lines:
-            assert "nothing was asked" in str(line.ended())
+            assert "nothing was asked" in str(line.ended(ENDS_S))

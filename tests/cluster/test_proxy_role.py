@@ -16,7 +16,8 @@ from mq_dev.embedded_zookeeper import free_port
 from mq_dev.local_cluster import HOST, BrokerProcess
 from tests import switch
 from tests.cluster.harness import Cluster, wait_until
-from tests.cluster.test_forwarding import PARTITIONS, WAIT_S, Taking, Traffic, numbers
+from tests.cluster.test_forwarding import PARTITIONS, numbers
+from tests.cluster.traffic import WAIT_S, Taking, Traffic
 from tests.hidden import hide
 from tests.mq_cli.processes import Command, tritonmq_process
 
@@ -78,7 +79,7 @@ def test_each_record_is_there_once_while_leaders_and_the_proxy_are_killed(proxie
     queue = Queue(address, "t", "workers", forward=True)
     taking = [Taking(consumer, consumer.stop) for consumer in (*alone, member)]
     taking.append(Taking(queue, queue.close, lambda record: record.ack()))
-    traffic = Traffic(address)
+    traffic = Traffic(address, "t", PARTITIONS, forward=True)
     traffic.until_acknowledged()
     for killed in (2, 3):
         proxied.kill(killed)

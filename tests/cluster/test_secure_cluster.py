@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import signal
 import ssl
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mq_broker.coordination.credential import Credential
-from mq_client import Admin, Producer, Reader, RecordMetadata, Security
+from mq_client import Admin, Reader, Security
 from mq_client.cluster import credentials
 from mq_dev.certificates import ADMIN, Authority, write_broker, write_client
 from mq_dev.embedded_zookeeper import free_port
 from mq_dev.local_cluster import HOST
 from mq_protocol.pem import CA_FILE, context, read
 from tests.cluster.harness import Cluster, wait_until
+from tests.cluster.traffic import Traffic
 from tests.securing import Certs
 from tests.switch import plain_text
 
@@ -35,63 +33,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300 + 2 * ROTATION_S)]
 
 TOPIC = "t"
 BROKERS = (1, 2, 3)
-
-
-class Writing:
-    """A producer at work in a thread: numbers from 0 on, some hundred a second, each behind `before`."""
-
-    def __init__(self, bootstrap: str, security: Security | None, before: str = "") -> None:
-        self._before = before
-        self._producer = Producer(bootstrap, security=security, linger_ms=1)
-        self.sent = 0
-        self.acknowledged = 0
-        self._over = threading.Event()
-        self.failed: list[Exception] = []
-        self._thread = threading.Thread(target=self._write)
-        self._thread.start()
-
-    def _write(self) -> None:
-        waiting: list[tuple[int, Future[RecordMetadata]]] = []
-        for number in itertools.count():
-            if self._over.wait(0.005):
-                break
-            waiting.append((number, self._producer.publish(TOPIC, f"{self._before}{number}")))
-            self.sent = number + 1
-            while waiting and (waiting[0][1].done() or len(waiting) > 500):
-                self._settle(*waiting.pop(0))
-        for number, future in waiting:
-            self._settle(number, future)
-
-    def _settle(self, number: int, future: Future[RecordMetadata]) -> None:
-        try:
-            future.result(60)
-            self.acknowledged = number + 1
-        except Exception as error:  # noqa: BLE001 - counted, and shown by the test
-            self.failed.append(error)
-
-    def goes_on(self) -> None:
-        """Until what is sent from now on is acknowledged."""
-        enough = self.sent + 100
-        wait_until(lambda: self.acknowledged >= enough or self.failed, "records are acknowledged")
-        assert self.failed == []
-
-    def end(self) -> int:
-        self._over.set()
-        self._thread.join(90)
-        assert not self._thread.is_alive()
-        self._producer.close()
-        assert self.failed == []
-        return self.acknowledged
-
-
-@contextlib.contextmanager
-def writing(bootstrap: str, security: Security | None, before: str = "") -> Iterator[Writing]:
-    at_work = Writing(bootstrap, security, before)
-    try:
-        yield at_work
-    finally:
-        at_work._over.set()
-        at_work._thread.join(90)
 
 
 def check_each_is_there_once(bootstrap: str, security: Security | None, *counts: int) -> None:
@@ -177,23 +118,23 @@ def test_certificates_and_then_the_authority_are_replaced_under_load(
     rotation = Rotation(cluster)
     authority = Authority.open(rotation.certs, tmp_path / "certs.ca.key")
     end = time.monotonic() + ROTATION_S
-    with writing(cluster.bootstrap, cluster.security) as at_work:
+    with Traffic(cluster.bootstrap, TOPIC, 3, security=cluster.security) as at_work:
         for number in itertools.count(1):
             other, old_ca = Certs(tmp_path / f"other-{number}"), (rotation.certs / CA_FILE).read_bytes()
-            at_work.goes_on()
+            at_work.until_acknowledged()
             rotation.leaves(authority)
-            at_work.goes_on()
+            at_work.until_acknowledged()
             rotation.trust(old_ca, other.ca)
-            at_work.goes_on()
+            at_work.until_acknowledged()
             rotation.leaves(other.authority)
-            at_work.goes_on()
+            at_work.until_acknowledged()
             rotation.trust(other.ca)
-            at_work.goes_on()
+            at_work.until_acknowledged()
             victim = BROKERS[number % len(BROKERS)]
             cluster.kill(victim)  # what connects anew needs what is new
             cluster.restart(victim)
             cluster.wait_for_isr(TOPIC, 3)
-            at_work.goes_on()
+            at_work.until_acknowledged()
             authority = other.authority
             if time.monotonic() > end:
                 break
@@ -225,25 +166,25 @@ def test_a_running_cluster_is_secured_broker_by_broker(start_cluster: Callable[.
         broker.start()
 
     drop: set[str] = set()
-    with writing(",".join(plain.values()), None) as at_work:
-        at_work.goes_on()
+    with Traffic(",".join(plain.values()), TOPIC, 3) as at_work:
+        at_work.until_acknowledged()
         for number in BROKERS:
             restart(number, "--certs", str(certs.path), "--also-plaintext", plain[number], address=plain[number])
             cluster.wait_until_serving()
             with Admin(",".join(plain.values())) as admin:
                 _wait_for_isr(admin)
-            at_work.goes_on()
+            at_work.until_acknowledged()
         first = at_work.end()
     bootstrap = ",".join(secure.values())
-    with writing(bootstrap, security) as at_work:
-        at_work.goes_on()
+    with Traffic(bootstrap, TOPIC, 3, security=security) as at_work:
+        at_work.until_acknowledged()
         for number in BROKERS:
             drop = {"--also-plaintext", plain[number]}
             restart(number, address=secure[number])
             with Admin(bootstrap, security=security) as admin:
                 wait_until(lambda number=number, admin=admin: _answers(secure[number], security), "it serves")  # type: ignore[misc]
                 _wait_for_isr(admin)
-            at_work.goes_on()
+            at_work.until_acknowledged()
         second = at_work.end()
     check_each_is_there_once(bootstrap, security, first, second)
 
@@ -277,7 +218,7 @@ def test_the_nodes_of_a_running_cluster_are_closed_and_kill_9_of_the_command_doe
     Credential.make(credential)
     access = lambda: cluster.admin.describe_cluster().coordination_access  # noqa: E731
     cluster.admin.create_topic(TOPIC, partitions=3, replicas=3)
-    with writing(cluster.bootstrap, None) as at_work:
+    with Traffic(cluster.bootstrap, TOPIC, 3) as at_work:
         for number, broker in cluster.brokers.items():
             refused = secure_zookeeper(cluster, credential)
             assert "runs without the credential" in refused.communicate(timeout=60)[0]
@@ -286,13 +227,13 @@ def test_the_nodes_of_a_running_cluster_are_closed_and_kill_9_of_the_command_doe
             broker.arguments += ["--zookeeper-auth", str(credential)]
             cluster.restart(number)
             wait_until(lambda: not out_of_sync(cluster), "every replica is in sync again")
-            at_work.goes_on()
+            at_work.until_acknowledged()
         assert access() == "open"
         command = secure_zookeeper(cluster, credential)
         wait_until(lambda: access() == "closing", "brokers know that their nodes are being closed")
         command.kill()
         command.communicate(timeout=60)
-        at_work.goes_on()
+        at_work.until_acknowledged()
         checked = secure_zookeeper(cluster, credential, "--check")
         assert " open, such as /" in checked.communicate(timeout=60)[0]
         assert checked.returncode == 1
@@ -304,7 +245,7 @@ def test_the_nodes_of_a_running_cluster_are_closed_and_kill_9_of_the_command_doe
         wait_until(lambda: access() == "closed", "brokers know that their nodes are closed")
         cluster.admin.create_topic("last", partitions=1, replicas=3)
         cluster.kill(cluster.leader(TOPIC))
-        at_work.goes_on()
+        at_work.until_acknowledged()
         checked = secure_zookeeper(cluster, credential, "--check")
         assert " 0 open" in checked.communicate(timeout=60)[0]
         assert checked.returncode == 0

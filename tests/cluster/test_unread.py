@@ -17,16 +17,15 @@ import pytest
 from grpc import aio
 
 from mq_client import Admin, Consumer, Producer
-from mq_client.cluster.credentials import current
-from mq_client.cluster.dialling import by_openssl, call_open, dial
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.addresses import parse_address
-from mq_protocol.call import PING_S, Kind, say
+from mq_protocol.call import PING_S, Kind
 from mq_protocol.limits import MEMORY_HIGH_FLOOR
 from mq_protocol.methods import BROKER
 from mq_protocol.pem import read
 from tests import switch
+from tests.cluster.line import Line
 
 pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -110,33 +109,17 @@ async def by_grpc(cluster: LocalCluster, method: str) -> AsyncIterator[list[Read
         yield calls
 
 
-class Line:
-    """A call by the brokers' own protocol."""
-
-    def __init__(self, address: str, method: str, number: int) -> None:
-        client = switch.client()
-        credentials = current(client.security)
-        self._connection, self._machine = dial(address, client, credentials, by_openssl)
-        self._connection.settimeout(WAIT_S)
-        asked = METHODS[method].ask(number).SerializeToString()
-        opened = call_open(method, address, client, credentials)
-        self._connection.sendall(b"".join([*self._machine.open(opened), *self._machine.say(Kind.MESSAGE, asked)]))
+class Call(Line):
+    """By the brokers' own protocol."""
 
     async def read(self) -> bytes:
-        return await asyncio.to_thread(self._read)
-
-    def _read(self) -> bytes:
-        while (message := self._machine.next()) is None:
-            self._machine.received(self._connection.recv_into(self._machine.buffer()), time.monotonic())
+        message = await asyncio.to_thread(self.next, WAIT_S)
+        assert message is not None
         assert message.kind is Kind.MESSAGE
         return message.body + bytes(message.payload)
 
-    def live(self) -> None:
-        """Say that it lives: else it is cut off while others are opened."""
-        self._connection.sendall(b"".join(say(Kind.PONG)))
-
     def cancel(self) -> None:
-        self._connection.close()
+        self.connection.close()
 
 
 def connections(cluster: LocalCluster, address: str) -> int:
@@ -150,11 +133,11 @@ def connections(cluster: LocalCluster, address: str) -> int:
 async def by_our_own(cluster: LocalCluster, method: str) -> AsyncIterator[list[Reader]]:
     address = cluster.bootstrap
     with contextlib.ExitStack() as opened:
-        lines: list[Line] = []
+        lines: list[Call] = []
         lived_at = time.monotonic()
         for number in range(READERS):
-            lines.append(await asyncio.to_thread(Line, address, method, number))
-            opened.callback(lines[-1].cancel)
+            asked = METHODS[method].ask(number).SerializeToString()
+            lines.append(opened.enter_context(await asyncio.to_thread(Call, address, method, asked)))
             assert await lines[-1].read()  # that it is one; nothing is read from then on
             if time.monotonic() - lived_at > PING_S / 2 or number == READERS - 1:
                 lived_at = time.monotonic()

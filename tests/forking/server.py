@@ -16,9 +16,7 @@ import struct
 import sys
 from typing import NoReturn
 
-from mq_process.grpc_lines import write_nothing
-from mq_process.polling import wait_without_event_engine
-from mq_process.tls_versions import refuse_older_tls
+from mq_process.grpc_core import refuse_older_tls, wait_without_event_engine, write_nothing
 
 for choose in (write_nothing, wait_without_event_engine, refuse_older_tls):
     choose()  # as `tritonmq broker` does, before gRPC is imported

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes, schema_nodes, schema_to_bytes
 from mq_protocol.errors import CorruptBatch, InvalidRequest, SchemaMismatch
-from mq_protocol.evolution import check_extension, versions
 from mq_protocol.sql.ddl import check_column_names, check_schema, format_schema, parse_schema
+from mq_protocol.sql.evolution import check_extension, versions
 
 _STORABLE = parse_schema(
     "flag boolean, tiny byte, id int NOT NULL, big long, single float, price decimal(8,2), carrier string, raw binary, "

@@ -13,14 +13,14 @@ from google.protobuf.message import Message
 
 from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held
-from mq_broker.rpc.entering import Entering, TokenDoor
 from mq_broker.rpc.gate import Gate
-from mq_broker.rpc.port import Bounds, Port, Served
 from mq_broker.rpc.service import Batches, ProduceRequests, Room, Send, served
-from mq_broker.rpc.streams import StreamWire
+from mq_broker.rpc.wire.entering import Entering, TokenDoor
+from mq_broker.rpc.wire.port import Bounds, Port, Served
+from mq_broker.rpc.wire.streams import StreamWire
 from mq_broker.security.authority import Authority
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import PREAMBLE, Kind, error_of, said, say, say_envelope
+from mq_protocol.call import PREAMBLE, Kind, error_of, said, say
 from mq_protocol.envelope import Envelope
 from mq_protocol.errors import TritonMQError
 from mq_protocol.framing import STREAM, Receiver
@@ -65,7 +65,7 @@ def _call(chance: random.Random) -> bytes:
     for _ in range(chance.choice(asked)):
         header = pb.ProduceHeader(topic="t" * chance.choice((1, 50)), correlation=chance.getrandbits(20))
         parts += _joined(
-            say_envelope(Envelope(header, (bytes(chance.choice(_SIZES)),)))
+            say(Kind.MESSAGE, header.SerializeToString(), (bytes(chance.choice(_SIZES)),))
             if method == "Produce"
             else say(Kind.MESSAGE, _request(method, chance).SerializeToString())
         )

@@ -1,9 +1,20 @@
-"""What the judge of work queues finds: each test is a short history with one thing wrong, and all others are right."""
+"""What the judge of work queues finds: each case is a short history with one thing wrong, and all others are right.
+
+A history has steps with `;` between. Members of group `g` work on records of topic `t`, partition 0, each a letter:
+
+    n: 0 ack x2 f1       member n (m if none is named) begins record 0, lent twice and failed once, and acks it; so
+                         `fail`, `release`, `reject` and `output`; `lost` or `unknown` behind it is how that ends
+    killed: 0 begins     and nothing else
+    say 1 ack ok         who began first says a word now, and is answered; `-`: not yet
+    end 1 ok             the answer
+    wait 14              so many seconds
+    letter a; output a   a dead letter, or an output, of that record
+"""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -12,89 +23,139 @@ from tests.history.recording import HistoryError, Line
 
 
 class History:
-    """Three records of topic `t`, partition 0, and what members of group `g` do with them."""
+    """Owns the lines of one. `order`: the records have a key, and the group keeps its order."""
 
-    def __init__(self, *, order: bool = False, values: tuple[str, ...] = ("a", "b", "c")) -> None:
-        self.order = order
-        self.values = values
+    def __init__(self, values: str, script: str, *, order: bool = False) -> None:
+        self.values, self.order = values, order
         self.lines: list[Line] = []
         self._at = itertools.count(1)
-        self._ids = itertools.count(1)
+        self._begun: list[str] = []
+        """By whom."""
         for number, value in enumerate(values):
             self.add("send", "p", state="invoke", id=number, topic="t", partition=0, values=[value])
             self.add("send", "p", state="ok", id=number, offsets=[number])
+        for step in filter(None, map(str.strip, script.split(";"))):
+            self._step(step)
+
+    def _step(self, step: str) -> None:
+        process, colon, said = step.partition(": ")
+        match (said if colon else step).split():
+            case ["letter" | "output" as op, value]:
+                self.add(op, group="g", value=value)
+            case ["wait", seconds]:
+                self._at = itertools.count(next(self._at) + int(seconds) * 10**9)
+            case ["say", number, word, state]:
+                self._say(int(number), word, state)
+            case ["end", number, state]:
+                self.add("job", self._begun[int(number) - 1], state=state, id=int(number))
+            case [offset, word, *more]:
+                counts = {each[0]: int(each[1:]) for each in more if each[0] in "xf"}
+                number = self._begin(process if colon else "m", int(offset), counts.get("x", 1), counts.get("f", 0))
+                if word != "begins":
+                    self._say(number, word, next((each for each in more if each in ("lost", "unknown")), "ok"))
+            case _:
+                raise ValueError(f"no step of a history: {step!r}")
+
+    def _begin(self, process: str, offset: int, deliveries: int, failures: int) -> int:
+        self._begun.append(process)
+        place = {"group": "g", "topic": "t", "partition": 0, "offset": offset, "value": self.values[offset]}
+        counts = {"key": "k" if self.order else None, "deliveries": deliveries, "failures": failures}
+        self.add("job", process, state="begin", id=len(self._begun), **place, **counts)
+        return len(self._begun)
+
+    def _say(self, number: int, word: str, state: str) -> None:
+        process = self._begun[number - 1]
+        self.add("job", process, state="say", id=number, word=word)
+        if state != "-":
+            self.add("job", process, state=state, id=number)
 
     def add(self, op: str, process: str = "m", **fields: Any) -> None:
         self.lines.append({"at": next(self._at), "process": process, "op": op, **fields})
-
-    def wait(self, seconds: int) -> None:
-        self._at = itertools.count(next(self._at) + seconds * 10**9)
-
-    def begin(self, offset: int, process: str = "m", *, deliveries: int = 1, failures: int = 0, value: str = "") -> int:
-        number = next(self._ids)
-        self.add(
-            "job",
-            process,
-            state="begin",
-            id=number,
-            group="g",
-            topic="t",
-            partition=0,
-            offset=offset,
-            value=value or self.values[offset],
-            key="k" if self.order else None,
-            deliveries=deliveries,
-            failures=failures,
-        )
-        return number
-
-    def say(self, number: int, word: str, state: str = "ok", process: str = "m") -> None:
-        self.add("job", process, state="say", id=number, word=word)
-        if state:
-            self.add("job", process, state=state, id=number)
-
-    def work(self, offset: int, word: str = "ack", state: str = "ok", process: str = "m", **fields: Any) -> None:
-        self.say(self.begin(offset, process, **fields), word, state, process)
 
     def anomalies(self, accepted: int | None = None, dead: int = 0) -> dict[str, int]:
         end = len(self.values)
         self.add("worked", group="g", topic="t", accepted=end - dead if accepted is None else accepted, dead=dead,
                  order=self.order)  # fmt: skip
-        self.add("final", topic="t", partition=0, start=0, end=end, offsets=list(range(end)), values=list(self.values))
+        self.add("final", topic="t", partition=0, start=0, end=end, offsets=list(range(end)), values=[*self.values])
         return dict(judge(self.lines).counts)
 
 
-def test_records_that_are_acknowledged_released_and_failed_are_right() -> None:
-    history = History()
-    history.work(0)
-    history.work(1, "release")
-    history.work(1, "fail", deliveries=2)
-    history.work(1, deliveries=3, failures=1)
-    history.begin(2, "killed")
-    history.work(2, "ack", "lost", deliveries=2, failures=1)
-    history.work(2, "ack", "unknown", deliveries=3, failures=2)
-    assert history.anomalies() == {}
+class Case(NamedTuple):
+    """`accepted`, `dead`: what the group's totals say; of what is not dead all is accepted unless told otherwise."""
+
+    values: str
+    script: str
+    found: dict[str, int]
+    dead: int = 0
+    accepted: int | None = None
+    order: bool = False
 
 
-def test_a_record_that_nobody_acknowledged_is_lost() -> None:
-    for ending in ("never", "begun", "lost", "fail"):
-        history = History()
-        history.work(0)
-        history.work(1)
-        if ending == "begun":
-            history.begin(2)
-        elif ending == "lost":
-            history.work(2, "ack", "lost")
-        elif ending == "fail":
-            history.work(2, "fail")
-        assert history.anomalies() == {"job-lost": 1}, ending
+CASES = {
+    "acknowledged, released and failed": Case(
+        "abc",
+        "0 ack; 1 release; 1 fail x2; 1 ack x3 f1; killed: 2 begins; 2 ack lost x2 f1; 2 ack unknown x3 f2",
+        {},
+    ),
+    "a record that nobody began": Case("abc", "0 ack; 1 ack", {"job-lost": 1}),
+    "a record that was only begun": Case("abc", "0 ack; 1 ack; 2 begins", {"job-lost": 1}),
+    "a record whose lease was lost": Case("abc", "0 ack; 1 ack; 2 ack lost", {"job-lost": 1}),
+    "a record that failed": Case("abc", "0 ack; 1 ack; 2 fail", {"job-lost": 1}),
+    "rejected, and no letter": Case("a", "0 reject", {"letter-missing": 1, "job-lost": 1}),
+    "rejected, and one letter": Case("a", "0 reject; letter a", {}, dead=1),
+    "rejected, and two letters": Case("a", "0 reject; letter a; letter a", {"letter-twice": 1}, dead=2),
+    "a letter, though nobody failed": Case("a", "0 ack; letter a", {"letter-unexpected": 1}, dead=1),
+    "a letter, since a lease ran out often enough": Case("a", "killed: 0 begins; letter a", {}, dead=1),
+    "a letter of no record": Case("a", "0 ack; letter other", {"letter-unexpected": 1}, dead=1, accepted=0),
+    "an output": Case("a", "0 output; output a", {}),
+    "an output is missing": Case("a", "0 output", {"output-missing": 1}),
+    "two outputs": Case("a", "0 output; output a; output a", {"output-twice": 1}),
+    "an output whose outcome is unknown": Case("a", "0 output unknown; 0 ack x2 f1; output a", {}),
+    "no output where the outcome is unknown": Case("a", "0 output unknown; 0 ack x2 f1", {}),
+    "an output of a lost lease": Case("a", "0 output lost; 0 ack x2 f1; output a", {"output-unexpected": 1}),
+    "an output and a letter": Case("a", "0 reject lost; 0 output x2; output a; letter a", {"settled-twice": 1}, dead=1),
+    "released, and not charged": Case("a", "0 release; 0 ack x2", {}),
+    "released, and charged": Case("a", "0 release; 0 ack x2 f1", {"charged": 1}),
+    "charged once of three": Case("a", "0 release; 0 ack x3 f1", {}),
+    "charged twice of three": Case("a", "0 release; 0 ack x3 f2", {"charged": 1}),
+    "charged to who slept before its outcome was sent": Case(
+        "a", "slept: 0 begins; say 1 ack -; 0 ack x2 f1; end 1 ok", {}
+    ),
+    "an outcome found no leader for a while": Case(
+        "a", "0 begins; say 1 release -; wait 14; end 1 ok; 0 ack x2 f1", {"charged": 1}
+    ),
+    "an outcome found no leader for long": Case("a", "0 begins; say 1 release -; wait 16; end 1 ok; 0 ack x2 f1", {}),
+    "more are accepted than there were": Case("a", "0 ack", {"totals": 1}, accepted=2),
+    "one is dead that was accepted": Case("a", "0 ack", {"totals": 1}, accepted=0, dead=1),
+    "in order": Case("abc", "0 fail; 0 ack x2 f1; killed: 1 begins; 1 ack x2 f1; 2 ack", {}, order=True),
+    "begun before the one before it": Case("abc", "0 fail; 1 ack; 0 ack x2 f1; 2 ack", {"key-order": 1}, order=True),
+    "an ack of a lost lease settles nothing": Case(
+        "abc", "0 ack lost; 1 ack; 0 ack x2 f1; 2 ack", {"key-order": 1}, order=True
+    ),
+    "two work on one key at a time": Case(
+        "a", "0 begins; n: 0 begins x2; say 1 ack ok; say 2 ack ok", {"key-overlap": 1}, order=True
+    ),
+    "two at a time, of whom one had lost it": Case(
+        "a", "0 begins; n: 0 begins x2; say 1 ack lost; say 2 ack ok", {}, order=True
+    ),
+    "who slept is told that another has settled it": Case(
+        "ab", "slept: 0 begins; n: 0 ack x2 f1; n: 1 ack; say 1 ack ok", {}, order=True
+    ),
+    "who slept fails what another has settled": Case(
+        "ab", "slept: 0 begins; n: 0 ack x2 f1; n: 1 ack; say 1 fail ok", {"key-overlap": 2}, order=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_wrong_is_found_and_nothing_else(name: str) -> None:
+    case = CASES[name]
+    history = History(case.values, case.script, order=case.order)
+    assert history.anomalies(case.accepted, case.dead) == case.found
 
 
 def test_of_a_group_that_was_not_given_its_time_nothing_is_missing_and_the_rest_is_judged() -> None:
-    history = History()
-    history.begin(0)
-    history.work(1, "reject")
-    history.work(2, "output")
+    history = History("abc", "0 begins; 1 reject; 2 output")
     final = {"start": 0, "end": 3, "offsets": [0, 1, 2], "values": ["a", "b", "c"]}
     assert not judge(
         [*history.lines, {"at": 99, "process": "f", "op": "final", "topic": "t", "partition": 0, **final}]
@@ -106,149 +167,10 @@ def test_of_a_group_that_was_not_given_its_time_nothing_is_missing_and_the_rest_
     assert judge(history.lines).counts == {"letter-twice": 1, "output-twice": 1}
 
 
-@pytest.mark.parametrize(("letters", "found"), [(0, "letter-missing"), (1, ""), (2, "letter-twice")])
-def test_a_record_that_was_rejected_is_one_letter(letters: int, found: str) -> None:
-    history = History(values=("a",))
-    history.work(0, "reject")
-    for _ in range(letters):
-        history.add("letter", group="g", value="a")
-    wrong = {found: 1} if found else {}
-    assert history.anomalies(dead=letters) == wrong | ({"job-lost": 1} if not letters else {})
-
-
-def test_a_letter_of_a_record_at_which_nobody_failed_is_unexpected() -> None:
-    history = History(values=("a",))
-    history.work(0)
-    history.add("letter", group="g", value="a")
-    assert history.anomalies(dead=1) == {"letter-unexpected": 1}
-    history = History(values=("a",))
-    history.begin(0, "killed")  # a lease that runs out often enough
-    history.add("letter", group="g", value="a")
-    assert history.anomalies(dead=1) == {}
-    history = History(values=("a",))
-    history.work(0)
-    history.add("letter", group="g", value="other")
-    assert history.anomalies(accepted=0, dead=1) == {"letter-unexpected": 1}
-
-
-@pytest.mark.parametrize(
-    ("state", "outputs", "found"),
-    [
-        ("ok", 1, {}),
-        ("ok", 0, {"output-missing": 1}),
-        ("ok", 2, {"output-twice": 1}),
-        ("unknown", 1, {}),
-        ("unknown", 0, {}),
-        ("lost", 1, {"output-unexpected": 1}),
-    ],
-)
-def test_an_ack_with_an_output_that_counts_has_one(state: str, outputs: int, found: dict[str, int]) -> None:
-    history = History(values=("a",))
-    history.work(0, "output", state)
-    if state != "ok":
-        history.work(0, "ack", deliveries=2, failures=1)
-    for _ in range(outputs):
-        history.add("output", group="g", value="a")
-    assert history.anomalies() == found
-
-
-def test_a_record_with_an_output_and_a_letter_was_settled_twice() -> None:
-    history = History(values=("a",))
-    history.work(0, "reject", "lost")
-    history.work(0, "output", deliveries=2)
-    history.add("output", group="g", value="a")
-    history.add("letter", group="g", value="a")
-    assert history.anomalies(dead=1) == {"settled-twice": 1}
-
-
-@pytest.mark.parametrize(("deliveries", "failures", "charged"), [(2, 0, 0), (2, 1, 1), (3, 1, 0), (3, 2, 1)])
-def test_a_failure_without_a_cause_is_found(deliveries: int, failures: int, charged: int) -> None:
-    history = History(values=("a",))
-    history.work(0, "release")
-    history.work(0, deliveries=deliveries, failures=failures)
-    assert history.anomalies() == ({"charged": 1} if charged else {})
-
-
-def test_a_member_that_slept_before_its_outcome_was_sent_is_a_cause() -> None:
-    history = History(values=("a",))
-    slept = history.begin(0, "slept")
-    history.say(slept, "ack", "", "slept")
-    history.work(0, deliveries=2, failures=1)
-    history.add("job", "slept", state="ok", id=slept)
-    assert history.anomalies() == {}
-
-
-@pytest.mark.parametrize(("seconds", "charged"), [(14, 1), (16, 0)])
-def test_an_outcome_that_found_no_leader_for_long_is_a_cause_and_a_brokers_death_alone_is_none(
-    seconds: int, charged: int
-) -> None:
-    history = History(values=("a",))
-    number = history.begin(0)
-    history.say(number, "release", "")
-    history.wait(seconds)
-    history.add("job", state="ok", id=number)
-    history.work(0, deliveries=2, failures=1)
-    assert history.anomalies() == ({"charged": 1} if charged else {})
-
-
-def test_totals_that_do_not_add_up_are_found() -> None:
-    history = History(values=("a",))
-    history.work(0)
-    assert history.anomalies(accepted=2) == {"totals": 1}
-    history = History(values=("a",))
-    history.work(0)
-    assert history.anomalies(accepted=0, dead=1) == {"totals": 1}
-
-
-def test_a_record_begun_before_the_one_before_it_was_acknowledged_is_out_of_order() -> None:
-    history = History(order=True)
-    history.work(0, "fail")
-    history.work(0, deliveries=2, failures=1)
-    history.begin(1, "killed")
-    history.work(1, deliveries=2, failures=1)
-    history.work(2)
-    assert history.anomalies() == {}
-    history = History(order=True)
-    history.work(0, "fail")
-    history.work(1)
-    history.work(0, deliveries=2, failures=1)
-    history.work(2)
-    assert history.anomalies() == {"key-order": 1}
-    history = History(order=True)
-    history.work(0, "ack", "lost")
-    history.work(1)
-    history.work(0, deliveries=2, failures=1)
-    history.work(2)
-    assert history.anomalies() == {"key-order": 1}, "an ack of a lost lease settles nothing"
-
-
-def test_two_who_work_on_one_key_at_a_time_are_found_unless_one_of_them_had_lost_it() -> None:
-    for state, found in (("ok", {"key-overlap": 1}), ("lost", {})):
-        history = History(order=True, values=("a",))
-        first = history.begin(0, "m")
-        second = history.begin(0, "n", deliveries=2)
-        history.say(first, "ack", state, "m")
-        history.say(second, "ack", "ok", "n")
-        assert history.anomalies() == found
-
-
-def test_a_member_that_slept_is_told_that_another_has_settled_its_record() -> None:
-    for late, overlaps in (("ack", 0), ("fail", 2)):
-        history = History(order=True, values=("a", "b"))
-        slept = history.begin(0, "slept")
-        history.work(0, process="n", deliveries=2, failures=1)
-        history.work(1, process="n")
-        history.say(slept, late, "ok", "slept")
-        assert history.anomalies() == ({"key-overlap": overlaps} if overlaps else {})
-
-
 def test_a_job_that_goes_on_as_none_can_is_refused() -> None:
-    history = History()
+    history = History("abc", "")
     history.add("job", state="ok", id=99)
     with pytest.raises(HistoryError, match="never began"):
         history.anomalies()
-    history = History()
-    number = history.begin(0)
-    history.add("job", state="say", id=number, word="forget")
     with pytest.raises(HistoryError, match="cannot go on with 'say' 'forget'"):
-        history.anomalies()
+        History("abc", "0 begins; say 1 forget -").anomalies()

@@ -19,10 +19,9 @@ from mq_client import (
     TopicExists,
     UnknownGroup,
     UnknownTopic,
-    Unreachable,
 )
-from mq_client.admin import PartitionMove
 from mq_client.cluster.connection import Connection
+from mq_client.descriptions import PartitionMove
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA
@@ -158,13 +157,6 @@ def test_topics_that_cannot_be_made_so_are_refused_before_any_is_made(admin: Adm
     assert isinstance(too_many[0].error, NotEnoughBrokers)
 
 
-def test_an_unknown_topic_is_told_with_the_nearest(admin: Admin, topic: str) -> None:
-    admin.create_topic(topic)
-    for ask in (admin.describe_topic, admin.offsets, admin.delete_topic):
-        with pytest.raises(UnknownTopic, match=f"did you mean '{topic}'"):
-            ask(topic[:-1])
-
-
 def test_the_cluster_names_its_brokers(admin: Admin, bootstrap: str) -> None:
     described = admin.describe_cluster()
     assert [(broker.id, broker.address) for broker in described.brokers] == [(1, bootstrap)]
@@ -209,14 +201,6 @@ def test_a_group_is_described_by_its_cursors_and_can_be_moved(admin: Admin, boot
         admin.describe_group(topic + "x")
     with pytest.raises(InvalidRequest):
         admin.move_group(topic, {topic: {0: -1}})
-
-
-def test_nobody_there_is_told_in_time() -> None:
-    with (
-        Admin("127.0.0.1:1,127.0.0.1:2", timeout_ms=300) as nowhere,
-        pytest.raises(Unreachable, match=r"127.0.0.1:1.*127.0.0.1:2"),
-    ):
-        nowhere.list_topics()
 
 
 def test_many_moves_are_started_by_several_requests_and_those_of_a_topic_by_one(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import queue
 import threading
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from mq_client import (
@@ -186,16 +184,6 @@ def test_a_small_buffer_holds_back_the_broker_not_the_records(admin: Admin, boot
         assert ints(take(consumer, 3_000)) == list(range(3_000))
 
 
-def test_a_topic_with_a_schema_gives_rows(admin: Admin, bootstrap: str, topic: str) -> None:
-    admin.create_topic(topic, schema="a long, b string")
-    with Producer(bootstrap) as producer:
-        producer.publish_batch(topic, pa.table({"a": [1, 2], "b": ["x", None]})).result(30)
-    consumer = Consumer(bootstrap, start="earliest")
-    consumer.subscribe(topic)
-    with consumer:
-        assert [record.value for record in take(consumer, 2)] == [{"a": 1, "b": "x"}, {"a": 2, "b": None}]
-
-
 def test_topics_can_be_added_and_left_while_running(admin: Admin, bootstrap: str, topic: str) -> None:
     one, two = topic + "1", topic + "2"
     for name in (one, two):
@@ -248,20 +236,6 @@ def test_a_name_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
         Consumer("127.0.0.1:1", **wrong)
 
 
-def test_each_topic_has_its_queue(admin: Admin, bootstrap: str, topic: str) -> None:
-    names = [topic + "1", topic + "2"]
-    for number, name in enumerate(names):
-        admin.create_topic(name)
-        publish(bootstrap, name, range(number, number + 1))
-    consumer = Consumer(bootstrap, start="earliest")
-    consumer.subscribe(names)
-    with consumer:
-        queues = consumer.records()
-        assert [queues[name].get(timeout=30).value for name in names] == [b"0", b"1"]
-        with pytest.raises(queue.Empty):
-            queues[names[0]].get_nowait()
-
-
 def test_a_stopped_consumer_says_so(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic)
     consumer = Consumer(bootstrap)
@@ -288,18 +262,6 @@ def test_a_wait_may_be_without_end_and_is_over_if_it_is_no_number(admin: Admin, 
         assert consumer.take(math.nan) is None
         threading.Timer(0.05, publish, (bootstrap, topic, range(1, 2))).start()
         assert next(iter(consumer)).offset == 1
-
-
-def test_a_topic_that_is_deleted_ends_its_subscription_with_an_error(admin: Admin, bootstrap: str, topic: str) -> None:
-    admin.create_topic(topic)
-    publish(bootstrap, topic, range(2))
-    consumer = Consumer(bootstrap, start="earliest")
-    consumer.subscribe(topic)
-    with consumer:
-        take(consumer, 2)
-        admin.delete_topic(topic)
-        with pytest.raises(UnknownTopic):
-            consumer.take(30_000)
 
 
 # ---------------------------------------------------------------- groups

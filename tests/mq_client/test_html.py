@@ -8,10 +8,8 @@ import pyarrow as pa
 import pytest
 
 from mq_client import ClusterDescription, GroupDescription, PartitionDescription, PartitionMove, TopicDescription
-from mq_client.admin import BrokerDescription
-from mq_client.group_descriptions import GroupCursor
+from mq_client.descriptions import BrokerDescription, GroupCursor, PartitionMoves
 from mq_client.html import table
-from mq_client.topic_descriptions import PartitionMoves
 
 HOSTILE = "<script>alert('1')</script>&\"<img src=x onerror=y>"
 

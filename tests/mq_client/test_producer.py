@@ -8,8 +8,6 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
-from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,7 +29,6 @@ from mq_client import (
     TritonMQError,
     UnknownPartition,
     UnknownTopic,
-    Unreachable,
 )
 from mq_client.cluster.lines import FetchCall
 from mq_dev.local_cluster import LocalCluster
@@ -115,16 +112,6 @@ def test_with_acks_leader_a_record_is_where_its_future_says(bootstrap: str, admi
     assert values(bootstrap, topic) == [b"%d" % n for n in range(502)]
 
 
-def test_keyless_records_reach_every_partition(bootstrap: str, admin: Admin, topic: str) -> None:
-    admin.create_topic(topic, partitions=4)
-    with Producer(bootstrap, linger_ms=0, batch_bytes_max=1_000) as producer:
-        for _ in range(1_000):
-            producer.publish(topic, b"x" * 50)
-    counts = [end for _, end in admin.offsets(topic).values()]
-    assert sum(counts) == 1_000
-    assert min(counts) > 150
-
-
 def test_many_threads_may_publish(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic)
     with Producer(bootstrap) as producer, ThreadPoolExecutor(4) as threads:
@@ -202,21 +189,6 @@ def test_records_with_uuids_share_batches_and_are_found_whatever_they_come_with(
     assert values(bootstrap, topic) == [value for value in (b"%d" % n for n in range(1_000)) if value not in missing]
 
 
-def test_rows_with_uuids_share_batches_too(bootstrap: str, admin: Admin, topic: str) -> None:
-    admin.create_topic(topic, partitions=3, schema="n long, s string")
-    names = [uuid.uuid4() for _ in range(100)]
-    for start in (0, 30):
-        with Producer(bootstrap, linger_ms=100) as producer:
-            places = [producer.publish(topic, {"n": n, "s": "x"}, uuid=names[n]) for n in range(start, start + 70)]
-            producer.flush()
-        assert sum(place.result().duplicate for place in places) == (40 if start else 0)
-    with Reader(bootstrap) as reader:
-        rows = [
-            row["n"] for partition in range(3) for batch in reader.read(topic, partition) for row in batch.to_pylist()
-        ]
-    assert sorted(rows) == list(range(100))
-
-
 def test_rows_go_to_a_topic_with_a_schema(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, schema="a long NOT NULL, b string")
     with Producer(bootstrap) as producer:
@@ -234,20 +206,6 @@ def test_rows_go_to_a_topic_with_a_schema(bootstrap: str, admin: Admin, topic: s
             {"a": 1, "b": "x"},
             {"a": 2, "b": None},
         ]
-
-
-def test_a_row_whose_value_would_be_changed_is_refused_and_its_neighbours_are_not(
-    bootstrap: str, admin: Admin, topic: str
-) -> None:
-    admin.create_topic(topic, schema="l long, i int, f float, t date, m timestamp")
-    with Producer(bootstrap, linger_ms=60_000) as producer:
-        first = producer.publish(topic, {"l": 1})
-        for column, value in (("l", 1.5), ("i", Decimal("1.5")), ("f", 1e300), ("t", datetime.now()), ("m", 5.7)):
-            with pytest.raises(SchemaMismatch, match=f"column '{column}' of topic"):
-                producer.publish(topic, {column: value})
-        last = producer.publish(topic, {"i": 2})
-        producer.flush()
-        assert [first.result().offset, last.result().offset] == [0, 1]
 
 
 def test_what_can_be_refused_at_once_is(bootstrap: str, admin: Admin, topic: str) -> None:
@@ -296,20 +254,6 @@ def test_a_table_is_spread_by_key_and_keeps_each_keys_order(bootstrap: str, admi
             assert {partition_for_key(row["k"].encode(), 3) for row in rows} <= {partition}
 
 
-def test_a_table_of_records_is_spread_by_its_keys_if_it_has_any(bootstrap: str, admin: Admin, topic: str) -> None:
-    admin.create_topic(topic, partitions=3)
-    with Producer(bootstrap) as producer:
-        keyed = producer.publish_batch(
-            topic, pa.table({"key": [b"a", b"b", b"c", None], "value": [b"1", b"2", b"3", b"4"]})
-        ).result(30)
-        whole = producer.publish_batch(
-            topic, pa.table({"value": ["no bytes"]}).cast(pa.schema([("value", pa.large_binary())])), partition=2
-        )
-        assert whole.result(30).partition == 2
-    assert sum(place.record_count for place in keyed.places) == 4
-    assert b"1" in values(bootstrap, topic, partition_for_key(b"a", 3))
-
-
 def test_a_table_sent_again_under_its_uuid_is_there_once(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=4, schema="n long")
     table, once = pa.table({"n": range(20_000)}), uuid.uuid4()
@@ -340,13 +284,6 @@ def test_a_table_that_does_not_fit_is_refused_before_anything_is_sent(bootstrap:
 
 
 # ---------------------------------------------------------------- trouble
-
-
-def test_nobody_there_is_told_at_the_first_record() -> None:
-    producer = Producer("127.0.0.1:1", timeout_ms=300)
-    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
-        producer.publish("t", b"x")
-    producer.close()
 
 
 @pytest.mark.cluster
@@ -399,27 +336,6 @@ def test_a_producer_whose_thread_failed_tells_everyone(
     with pytest.raises(InternalError, match="make a new producer"):
         producer.publish(topic, b"next")
     producer.close()
-
-
-def test_an_error_that_is_looked_at_after_it_came_is_not_raised_again(bootstrap: str, admin: Admin, topic: str) -> None:
-    admin.create_topic(topic, partitions=1)
-    with Producer(bootstrap) as producer:
-        producer.publish(topic, b"x").result(30)
-        admin.delete_topic(topic)
-        failed = producer.publish(topic, b"y")
-        wait_until(lambda: producer._sender.failures, "the error")
-        assert isinstance(failed.exception(30), UnknownTopic)
-
-
-def test_to_ask_whether_it_is_done_is_not_to_look_at_its_error(bootstrap: str, admin: Admin, topic: str) -> None:
-    admin.create_topic(topic, partitions=1)
-    producer = Producer(bootstrap)
-    producer.publish(topic, b"x").result(30)
-    admin.delete_topic(topic)
-    lost = producer.publish(topic, b"y")
-    wait_until(lost.done, "the answer")
-    with pytest.raises(UnknownTopic):
-        producer.close()
 
 
 def test_a_topic_made_anew_is_met_anew(bootstrap: str, admin: Admin, topic: str) -> None:

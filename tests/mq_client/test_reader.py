@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,15 +12,12 @@ from mq_client import (
     Admin,
     InvalidRequest,
     InvalidSetting,
-    NotYetWritten,
-    OffsetOutOfRange,
     Producer,
     Reader,
     SchemaMismatch,
     UnknownPartition,
     UnknownTopic,
 )
-from mq_client.cluster.lines import FetchCall
 from mq_dev.local_cluster import LocalCluster
 
 
@@ -64,16 +59,6 @@ def test_columns_are_picked(filled: str, bootstrap: str) -> None:
         assert sum(batch.num_rows for batch in reader.read(filled, 0, 3, 20, columns=[])) == 17
         with pytest.raises(SchemaMismatch, match="no column 'ss': did you mean 's'"):
             list(reader.read(filled, 0, columns=["ss"]))
-
-
-def test_each_piece_says_where_and_when_it_is(filled: str, bootstrap: str) -> None:
-    with Reader(bootstrap) as reader:
-        at = 11
-        for piece in reader.read_stored(filled, 0, 11, 950):
-            assert piece.base_offset == at
-            assert piece.timestamp_us > 1_600_000_000_000_000
-            at += piece.batch.num_rows
-        assert at == 950
 
 
 def test_columns_that_are_not_asked_for_never_leave_the_broker(admin: Admin, bootstrap: str, topic: str) -> None:
@@ -173,23 +158,6 @@ def test_wrong_questions_are_refused_when_they_are_asked(filled: str, bootstrap:
             Reader(bootstrap, read_from="leder")
 
 
-def test_a_read_past_the_end_gives_what_is_there_and_then_says_that_the_rest_is_not_there_yet(
-    filled: str, bootstrap: str
-) -> None:
-    found: list[int] = []
-    with Reader(bootstrap, timeout_ms=8_000) as reader:
-        read = reader.read(filled, 0, 990, 1_001)
-        with pytest.raises(NotYetWritten, match="ends at offset 1000, and nothing came there for 8000 ms") as late:
-            found.extend(n for batch in read for n in batch.column("n").to_pylist())
-        assert found == list(range(990, 1_000))
-        assert (late.value.retriable, late.value.definite) == (True, True)
-
-
-def test_a_read_that_begins_beyond_the_end_is_out_of_range_at_once(filled: str, bootstrap: str) -> None:
-    with Reader(bootstrap) as reader, pytest.raises(OffsetOutOfRange, match=r"1001 of .* is beyond the end of the log"):
-        list(reader.read(filled, 0, 1_001, 1_002))
-
-
 def test_a_read_past_the_end_gives_what_is_published_while_it_waits(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic, schema="n long")
     with Producer(bootstrap) as producer, Reader(bootstrap) as reader:
@@ -236,37 +204,6 @@ def test_a_broker_that_dies_under_a_reader_is_waited_for_and_read_on_from_there(
                 cluster.restart(1, wait=False)
             found += batch.column("n").to_pylist()
         assert found == list(range(500_000))
-
-
-def test_a_read_does_not_go_on_in_another_topic_of_the_same_name(
-    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def publish(numbers: range) -> None:
-        admin.create_topic(topic, schema="n long")
-        with Producer(bootstrap) as producer:
-            for n in numbers:
-                producer.publish_batch(topic, pa.table({"n": [n]})).result(30)
-
-    class Broken:
-        """A stream that ends after its first message."""
-
-        def __init__(self, *asked: Any) -> None:
-            self._call = FetchCall(*asked)
-            self.cancel = self._call.cancel
-
-        def __iter__(self) -> Iterator[Any]:
-            yield next(iter(self._call))
-
-    monkeypatch.setattr("mq_client.reader.FetchCall", Broken)
-    publish(range(3))
-    with Reader(bootstrap) as reader:
-        read = reader.read(topic, 0, 0, 3, chunk_bytes_max=1)
-        assert numbers([next(read), next(read)]) == [0, 1]
-        admin.delete_topic(topic)
-        publish(range(10, 13))
-        with pytest.raises(UnknownTopic, match="made again"):
-            next(read)
-        assert numbers(reader.read(topic, 0)) == [10, 11, 12]
 
 
 def test_who_names_a_topic_by_its_id_does_not_read_another_of_that_name(

@@ -12,7 +12,7 @@ import httpx
 
 from mq_console.serving import Console, Server, Serving
 from mq_console.views import Settings
-from tests.mq_console.until import until
+from tests.cluster.harness import wait_until
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def served(bootstrap: str, serving: Serving | None = None, **settings: Any) -> I
     thread.start()
     address = f"http://127.0.0.1:{listening.getsockname()[1]}"
     try:
-        until(lambda: server.started, "it serves")
+        wait_until(lambda: server.started, "it serves")
         with httpx.Client(base_url=address, headers={"origin": address}, timeout=30, trust_env=False) as client:
             yield client
     finally:

@@ -22,8 +22,8 @@ import mq_console
 from mq_client import Admin, GroupObservation, PartitionObservation, Producer
 from mq_console.views import Group
 from mq_dev.local_cluster import LocalCluster
+from tests.cluster.harness import wait_until
 from tests.mq_console.served import served
-from tests.mq_console.until import until
 
 TOPIC = "<img src=x onerror=alert(1)>"
 TYPED = "typed & 'quoted'"
@@ -147,7 +147,7 @@ def test_figures_are_those_of_the_observation_under_its_names(client: httpx.Clie
         rows = data(client, "/queues")["rows"]
         return {queue["group"]: sum(each["ready"] for each in told["partitions"]) for queue, told, _ in rows if told}
 
-    until(lambda: ready() == {"workers": 30}, "the leaders tell of the queue")
+    wait_until(lambda: ready() == {"workers": 30}, "the leaders tell of the queue")
 
 
 def test_a_tail_has_the_newest_rows_those_from_an_offset_or_those_that_a_filter_keeps(client: httpx.Client) -> None:
@@ -237,7 +237,7 @@ def test_actions_do_what_they_say_and_show_the_command(acting: httpx.Client, boo
         assert refused.status_code == 400
         assert "made here" in admin.list_topics()
         assert acting.post("/actions/delete-topic", data=given | {"confirm": "made here"}).status_code == 200
-        until(lambda: "made here" not in admin.list_topics(), "it is deleted")
+        wait_until(lambda: "made here" not in admin.list_topics(), "it is deleted")
 
 
 def test_an_action_without_the_secret_of_its_form_is_not_done(acting: httpx.Client, bootstrap: str) -> None:

@@ -8,8 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import pytest
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port, parse_ensemble
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
 from mq_protocol.pem import Files, context, examine, files_of_broker, read
+from tests.cluster.harness import wait_until
 from tests.securing import Certs
 
 pytestmark = pytest.mark.cluster
@@ -186,13 +185,6 @@ def answers(port: int, tls: Files) -> bool:
     return False
 
 
-def until(what: Callable[[], bool], told: str) -> None:
-    deadline = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < deadline, told
-        time.sleep(0.05)
-
-
 @pytest.mark.long
 def test_servers_that_run_take_new_certificates_and_authorities_and_among_each_other_too(tmp_path: Path) -> None:
     former, new = Certs(tmp_path / "former", 1, 2, 3), Certs(tmp_path / "new", 1, 2, 3)
@@ -219,9 +211,8 @@ def test_servers_that_run_take_new_certificates_and_authorities_and_among_each_o
             tls.ca.write_bytes(former.ca + new.ca)
         assert [server.renew() for server in servers] == [True] * 3
         for port in ports:
-            until(
-                lambda port=port: answers(port, replace(young[0], ca=here[0].ca)), "the new authority is not believed"
-            )
+            shown = replace(young[0], ca=here[0].ca)
+            wait_until(lambda port=port, shown=shown: answers(port, shown), "the new authority is believed", 60)
 
         here[0].certificate.write_bytes(young[0].certificate.read_bytes())
         with pytest.raises(InvalidSetting, match="do not belong together"):
@@ -232,15 +223,14 @@ def test_servers_that_run_take_new_certificates_and_authorities_and_among_each_o
         assert [server.renew() for server in servers] == [True] * 3
         for port, theirs in zip(ports, young, strict=True):
             told = examine(read(theirs), server=True).serial
-            until(lambda port=port, told=told: serial_shown(port, here[0]) == told, "it shows the former certificate")
+            wait_until(lambda port=port, told=told: serial_shown(port, here[0]) == told, "the new one is shown", 60)
 
         for tls in here:
             tls.ca.write_bytes(new.ca)
         assert [server.renew() for server in servers] == [True] * 3
         for port in ports:
-            until(
-                lambda port=port: not answers(port, replace(old[0], ca=here[0].ca)), "the former one is believed still"
-            )
+            shown = replace(old[0], ca=here[0].ca)
+            wait_until(lambda port=port, shown=shown: not answers(port, shown), "the former one is not believed", 60)
         assert [server.pid for server in servers] == pids
         servers[2].kill()
         servers[2].start()  # it joins the two that run since before, with new certificates alone

@@ -25,9 +25,7 @@ from mq_protocol.call import (
     error_of,
     parsed,
     say,
-    say_envelope,
 )
-from mq_protocol.envelope import Envelope
 from mq_protocol.errors import IncompatibleVersion, InvalidRequest, NotLeader, RequestTooLarge, Unreachable
 from mq_protocol.framing import preamble
 
@@ -198,7 +196,7 @@ def test_who_speaks_something_else_is_told_so(first: bytes, error: type[Exceptio
 def test_a_message_with_a_payload_has_its_header_apart() -> None:
     broker = machine(Side.BROKER)
     heard(broker, say(Kind.OPEN))
-    message = heard(broker, say_envelope(Envelope(pb.ProduceHeader(topic="t"), (b"ab", b"cd"))))
+    message = heard(broker, say(Kind.MESSAGE, pb.ProduceHeader(topic="t").SerializeToString(), (b"ab", b"cd")))
     assert message is not None
     assert parsed(message.body, pb.ProduceHeader).topic == "t"
     assert (bytes(message.payload), message.nbytes) == (b"abcd", len(message.body) + 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -88,12 +89,18 @@ async def port(answer: Answer, greeting: bytes = PREAMBLE) -> AsyncIterator[Port
         await server.wait_closed()
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(2 * DEADLINE_S):
-            await scenario()
+def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run the test on a loop, within a time."""
 
-    asyncio.run(main())
+    @functools.wraps(test)
+    def run(*given: Any, **named: Any) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(2 * DEADLINE_S):
+                await test(*given, **named)
+
+        asyncio.run(main())
+
+    return run
 
 
 async def echo(far: Far) -> None:
@@ -123,60 +130,54 @@ def a(method: str, timeout_ms: int = 0) -> pb.CallOpen:
 # ---------------------------------------------------------------- one call after another
 
 
-def test_calls_follow_each_other_on_a_connection_also_after_one_that_is_refused() -> None:
-    async def scenario() -> None:
-        async with port(echo) as there:
-            connection = await there.dial()
-            for number in range(3):
-                assert connection.is_free
-                answer = await connection.ask(a("Metadata"), b"%d" % number)
-                assert answer.body == b"%d" % number
-                with pytest.raises(NotLeader) as refused:
-                    await connection.ask(a("No"), b"")
-                assert (refused.value.leader, refused.value.leader_epoch) == (3, 17)
+@scenario
+async def test_calls_follow_each_other_on_a_connection_also_after_one_that_is_refused() -> None:
+    async with port(echo) as there:
+        connection = await there.dial()
+        for number in range(3):
             assert connection.is_free
-            assert len(there.connections) == 1
-            connection.close()
+            answer = await connection.ask(a("Metadata"), b"%d" % number)
+            assert answer.body == b"%d" % number
+            with pytest.raises(NotLeader) as refused:
+                await connection.ask(a("No"), b"")
+            assert (refused.value.leader, refused.value.leader_epoch) == (3, 17)
+        assert connection.is_free
+        assert len(there.connections) == 1
+        connection.close()
 
-    run(scenario)
 
-
-def test_a_call_that_is_under_way_leaves_no_room_for_another() -> None:
-    async def scenario() -> None:
-        async with port(echo) as there:
-            connection = await there.dial()
+@scenario
+async def test_a_call_that_is_under_way_leaves_no_room_for_another() -> None:
+    async with port(echo) as there:
+        connection = await there.dial()
+        connection.open(a("Produce"))
+        await connection.write(b"first")
+        assert not connection.is_free
+        with pytest.raises(ValueError, match="OPEN cannot be said now"):
             connection.open(a("Produce"))
-            await connection.write(b"first")
-            assert not connection.is_free
-            with pytest.raises(ValueError, match="OPEN cannot be said now"):
-                connection.open(a("Produce"))
-            await connection.write(b"", [b"payload"])
-            connection.end()
-            assert not connection.is_free
-            heard = [await connection.read(), await connection.read()]
-            assert not connection.is_free, "its end was not read"
-            assert [each.body for each in heard if each is not None] == [b"first", b""]
-            assert await connection.read() is None
-            assert connection.is_free
-            connection.close()
-
-    run(scenario)
+        await connection.write(b"", [b"payload"])
+        connection.end()
+        assert not connection.is_free
+        heard = [await connection.read(), await connection.read()]
+        assert not connection.is_free, "its end was not read"
+        assert [each.body for each in heard if each is not None] == [b"first", b""]
+        assert await connection.read() is None
+        assert connection.is_free
+        connection.close()
 
 
 @pytest.mark.parametrize("answers", [0, 2])
-def test_who_asks_once_is_answered_once(answers: int) -> None:
+@scenario
+async def test_who_asks_once_is_answered_once(answers: int) -> None:
     async def otherwise(far: Far) -> None:
         await far.hear_call()
         far.say(*(far.machine.say(Kind.MESSAGE, b"") for _ in range(answers)), far.machine.say(Kind.END))
 
-    async def scenario() -> None:
-        async with port(otherwise) as there:
-            connection = await there.dial()
-            with pytest.raises(Unreachable, match="otherwise than once"):
-                await connection.ask(a("Metadata"), b"")
-            connection.close()
-
-    run(scenario)
+    async with port(otherwise) as there:
+        connection = await there.dial()
+        with pytest.raises(Unreachable, match="otherwise than once"):
+            await connection.ask(a("Metadata"), b"")
+        connection.close()
 
 
 # ---------------------------------------------------------------- how it ends
@@ -216,22 +217,23 @@ async def talks_nonsense(far: Far) -> None:
         (talks_nonsense, Unreachable),
     ],
 )
-def test_a_connection_that_ends_tells_why_and_is_of_no_more_use(answer: Answer, error: type[TritonMQError]) -> None:
-    async def scenario() -> None:
-        async with port(answer) as there:
-            connection = await there.dial()
-            with pytest.raises(error) as ended:
-                await connection.ask(a("Metadata"), b"")
-            assert type(ended.value) is error
-            assert not connection.is_free
-            with pytest.raises(TritonMQError):
-                await connection.read()
-            connection.close()
+@scenario
+async def test_a_connection_that_ends_tells_why_and_is_of_no_more_use(
+    answer: Answer, error: type[TritonMQError]
+) -> None:
+    async with port(answer) as there:
+        connection = await there.dial()
+        with pytest.raises(error) as ended:
+            await connection.ask(a("Metadata"), b"")
+        assert type(ended.value) is error
+        assert not connection.is_free
+        with pytest.raises(TritonMQError):
+            await connection.read()
+        connection.close()
 
-    run(scenario)
 
-
-def test_a_connection_that_was_ended_between_two_calls_is_not_free() -> None:
+@scenario
+async def test_a_connection_that_was_ended_between_two_calls_is_not_free() -> None:
     async def once(far: Far) -> None:
         await far.hear_call()
         far.say(far.machine.say(Kind.MESSAGE), far.machine.say(Kind.END))
@@ -240,58 +242,51 @@ def test_a_connection_that_was_ended_between_two_calls_is_not_free() -> None:
 
     over = asyncio.Event()
 
-    async def scenario() -> None:
-        async with port(once) as there:
-            connection = await there.dial()
-            await connection.ask(a("Metadata"), b"")
-            assert connection.is_free
-            over.set()
-            await until(lambda: not connection.is_free)
-            connection.close()
-
-    run(scenario)
+    async with port(once) as there:
+        connection = await there.dial()
+        await connection.ask(a("Metadata"), b"")
+        assert connection.is_free
+        over.set()
+        await until(lambda: not connection.is_free)
+        connection.close()
 
 
-def test_whoever_reads_or_writes_is_told_that_it_was_closed_here() -> None:
+@scenario
+async def test_whoever_reads_or_writes_is_told_that_it_was_closed_here() -> None:
     async def deaf(far: Far) -> None:
         await never.wait()
 
     never, begun = asyncio.Event(), asyncio.Event()
 
-    async def scenario() -> None:
-        async with port(deaf) as there:
-            connection = await there.dial()
-            connection.open(a("Produce"))
-            reading = asyncio.create_task(connection.read())
+    async with port(deaf) as there:
+        connection = await there.dial()
+        connection.open(a("Produce"))
+        reading = asyncio.create_task(connection.read())
 
-            async def writes() -> None:
-                while not reading.done():
-                    begun.set()
-                    await connection.write(bytes(1 << 20))
-                    await asyncio.sleep(0)
+        async def writes() -> None:
+            while not reading.done():
+                begun.set()
+                await connection.write(bytes(1 << 20))
+                await asyncio.sleep(0)
 
-            writing = asyncio.create_task(writes())
-            await begun.wait()
-            connection.close()
-            with pytest.raises(Unreachable, match="ended here"):
-                await reading
-            await writing, "which shows where it is read"
-            assert not connection.is_free
-
-    run(scenario)
+        writing = asyncio.create_task(writes())
+        await begun.wait()
+        connection.close()
+        with pytest.raises(Unreachable, match="ended here"):
+            await reading
+        await writing, "which shows where it is read"
+        assert not connection.is_free
 
 
-def test_a_call_ends_by_the_callers_deadline_and_the_connection_with_it() -> None:
-    async def scenario() -> None:
-        async with port(silence) as there:
-            connection = await there.dial()
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await connection.ask(a("Metadata", 50), b"")
-            assert not connection.is_free
-            connection.close()
-
-    run(scenario)
+@scenario
+async def test_a_call_ends_by_the_callers_deadline_and_the_connection_with_it() -> None:
+    async with port(silence) as there:
+        connection = await there.dial()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await connection.ask(a("Metadata", 50), b"")
+        assert not connection.is_free
+        connection.close()
 
 
 # ---------------------------------------------------------------- how it begins
@@ -307,36 +302,33 @@ def test_a_call_ends_by_the_callers_deadline_and_the_connection_with_it() -> Non
     ],
     ids=["a link", "of the future", "HTTP", "nothing"],
 )
-def test_who_does_not_begin_as_a_broker_is_none(greeting: bytes, error: type[TritonMQError]) -> None:
+@scenario
+async def test_who_does_not_begin_as_a_broker_is_none(greeting: bytes, error: type[TritonMQError]) -> None:
     async def ends(far: Far) -> None:
         if greeting:
             await silence(far)
 
-    async def scenario() -> None:
-        async with port(ends, greeting) as there:
-            with pytest.raises(error) as refused:
-                await there.dial()
-            assert type(refused.value) is error
-
-    run(scenario)
+    async with port(ends, greeting) as there:
+        with pytest.raises(error) as refused:
+            await there.dial()
+        assert type(refused.value) is error
 
 
-def test_who_is_not_there_or_does_not_answer_is_named_as_the_broker_that_is_meant() -> None:
-    async def scenario() -> None:
-        async with port(silence, b"") as there:
-            with pytest.raises(Unreachable, match=f"{NAME} cannot be reached: no answer"):
-                await connect(f"{HOST}:{there.port}", NAME, 0.05)
-        for dialled in (f"{HOST}:{there.port}", f"{'x' * 70}.invalid:1"):
-            with pytest.raises(Unreachable, match=f"{NAME} cannot be reached"):
-                await connect(dialled, NAME, DEADLINE_S)
-
-    run(scenario)
+@scenario
+async def test_who_is_not_there_or_does_not_answer_is_named_as_the_broker_that_is_meant() -> None:
+    async with port(silence, b"") as there:
+        with pytest.raises(Unreachable, match=f"{NAME} cannot be reached: no answer"):
+            await connect(f"{HOST}:{there.port}", NAME, 0.05)
+    for dialled in (f"{HOST}:{there.port}", f"{'x' * 70}.invalid:1"):
+        with pytest.raises(Unreachable, match=f"{NAME} cannot be reached"):
+            await connect(dialled, NAME, DEADLINE_S)
 
 
 # ---------------------------------------------------------------- what is in memory, and who lives
 
 
-def test_what_nobody_reads_waits_in_tcp_and_comes_in_its_order() -> None:
+@scenario
+async def test_what_nobody_reads_waits_in_tcp_and_comes_in_its_order() -> None:
     size, count = 100_000, 300
 
     async def pushes(far: Far) -> None:
@@ -351,25 +343,22 @@ def test_what_nobody_reads_waits_in_tcp_and_comes_in_its_order() -> None:
 
     sent: list[int] = []
 
-    async def scenario() -> None:
-        async with port(pushes) as there:
-            connection = await there.dial()
-            connection.open(a("Subscribe"))
-            last = -1
-            while len(sent) > last or not sent:  # until nothing more goes
-                last = len(sent)
-                await asyncio.sleep(0.2)
-            assert last * size < 25 * UNREAD_BYTES
-            for number in range(count):
-                message = await connection.read()
-                assert message is not None
-                assert (message.body, len(message.payload)) == (b"%d" % number, size)
-            connection.end()
-            assert await connection.read() is None
-            assert connection.is_free
-            connection.close()
-
-    run(scenario)
+    async with port(pushes) as there:
+        connection = await there.dial()
+        connection.open(a("Subscribe"))
+        last = -1
+        while len(sent) > last or not sent:  # until nothing more goes
+            last = len(sent)
+            await asyncio.sleep(0.2)
+        assert last * size < 25 * UNREAD_BYTES
+        for number in range(count):
+            message = await connection.read()
+            assert message is not None
+            assert (message.body, len(message.payload)) == (b"%d" % number, size)
+        connection.end()
+        assert await connection.read() is None
+        assert connection.is_free
+        connection.close()
 
 
 class Clock:
@@ -387,31 +376,30 @@ def is_asked(far: Far) -> bool:
     return bool(far.machine.answer())
 
 
-def test_a_broker_that_is_silent_is_asked_and_then_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+@scenario
+async def test_a_broker_that_is_silent_is_asked_and_then_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.02)
 
-    async def scenario() -> None:
-        async with port(silence) as there:
-            clock = Clock()
-            connection = await there.dial()
-            connection.open(a("Subscribe"))
-            await until(lambda: bool(there.connections) and there.connections[0].machine.state.name == "OPEN")
-            [far] = there.connections
-            clock.ahead_s += PING_S
-            await until(lambda: is_asked(far))
-            far.say(say(Kind.PONG), far.machine.say(Kind.MESSAGE))  # it lives: it has the same time again
+    async with port(silence) as there:
+        clock = Clock()
+        connection = await there.dial()
+        connection.open(a("Subscribe"))
+        await until(lambda: bool(there.connections) and there.connections[0].machine.state.name == "OPEN")
+        [far] = there.connections
+        clock.ahead_s += PING_S
+        await until(lambda: is_asked(far))
+        far.say(say(Kind.PONG), far.machine.say(Kind.MESSAGE))  # it lives: it has the same time again
+        await connection.read()
+        clock.ahead_s += PING_S
+        await until(lambda: is_asked(far))
+        clock.ahead_s += SILENCE_S - PING_S
+        with pytest.raises(Unreachable, match="said nothing for 15 s"):
             await connection.read()
-            clock.ahead_s += PING_S
-            await until(lambda: is_asked(far))
-            clock.ahead_s += SILENCE_S - PING_S
-            with pytest.raises(Unreachable, match="said nothing for 15 s"):
-                await connection.read()
-            assert not connection.is_free
-
-    run(scenario)
+        assert not connection.is_free
 
 
-def test_a_connection_that_has_rested_for_long_is_not_taken_for_dead_when_it_is_used_again(
+@scenario
+async def test_a_connection_that_has_rested_for_long_is_not_taken_for_dead_when_it_is_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.02)
@@ -424,13 +412,10 @@ def test_a_connection_that_has_rested_for_long_is_not_taken_for_dead_when_it_is_
         far.say(far.machine.say(Kind.MESSAGE, b"late"), far.machine.say(Kind.END))
         await silence(far)
 
-    async def scenario() -> None:
-        async with port(late) as there:
-            clock = Clock()
-            connection = await there.dial()
-            await connection.ask(a("Metadata"), b"")
-            clock.ahead_s += 2 * SILENCE_S
-            assert (await connection.ask(a("Metadata"), b"")).body == b"late"
-            connection.close()
-
-    run(scenario)
+    async with port(late) as there:
+        clock = Clock()
+        connection = await there.dial()
+        await connection.ask(a("Metadata"), b"")
+        clock.ahead_s += 2 * SILENCE_S
+        assert (await connection.ask(a("Metadata"), b"")).body == b"late"
+        connection.close()

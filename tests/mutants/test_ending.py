@@ -28,7 +28,7 @@ class Covered:
         return [(1.0, test) for test in self.tests]
 
 def hunt(arguments, packages):
-    file = "src/mq_client/queueing/overlap.py"
+    file = "src/mq_client/queueing/shares.py"
     mutants = mutants_of(file, (tool.ROOT / file).read_text())
     tool.Hunt(Covered(arguments.tests), arguments.folder, 1, ()).run(mutants)
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from mq_client import Admin, Producer
 from mq_dev.local_cluster import LocalCluster
-from tests.spark.harness import Collected
+from tests.spark.harness import Collected, Sinks, Streams
 from tests.spark.sink_driver import ENDS_S, short_session
 from tests.spark.starting import FAILED_STARTS, forget_interrupted_call, start_session
 
@@ -96,3 +96,22 @@ def run_stream(tmp_path: Path) -> Callable[[DataFrame], Collected]:
         return collected
 
     return run
+
+
+@pytest.fixture
+def streams(
+    spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Callable[[str], str]
+) -> Streams:
+    return Streams(spark, cluster.bootstrap, admin, producer, name("in"))
+
+
+@pytest.fixture
+def sinks(
+    spark: SparkSession,
+    cluster: LocalCluster,
+    admin: Admin,
+    producer: Producer,
+    name: Callable[[str], str],
+    tmp_path: Path,
+) -> Sinks:
+    return Sinks(spark, cluster, admin, producer, name("t"), tmp_path)

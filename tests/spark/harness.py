@@ -49,24 +49,14 @@ class Streams:
         self.producer.flush()
 
     def stream(self, schema: str | None = None, **options: Any) -> DataFrame:
-        reader = (
-            self.spark.readStream.format("tritonmq")
-            .option("bootstrap.servers", self.bootstrap)
-            .option("subscribe", self.topic)
-        )
-        for option, value in options.items():
-            reader = reader.option(option, value)
+        reader = self.spark.readStream.format("tritonmq").options(**self._options(options))
         return (reader.schema(schema) if schema else reader).load()
 
     def read(self, **options: Any) -> DataFrame:
-        reader = (
-            self.spark.read.format("tritonmq")
-            .option("bootstrap.servers", self.bootstrap)
-            .option("subscribe", self.topic)
-        )
-        for option, value in options.items():
-            reader = reader.option(option, value)
-        return reader.load()
+        return self.spark.read.format("tritonmq").options(**self._options(options)).load()
+
+    def _options(self, more: dict[str, Any]) -> dict[str, Any]:
+        return {"bootstrap.servers": self.bootstrap, "subscribe": self.topic, **more}
 
 
 class Sinks:
@@ -75,13 +65,8 @@ class Sinks:
     def __init__(
         self, spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, topic: str, scratch: Path
     ) -> None:
-        self.spark, self.bootstrap, self.admin, self.producer, self.scratch = (
-            spark,
-            cluster.bootstrap,
-            admin,
-            producer,
-            scratch,
-        )
+        self.spark, self.bootstrap, self.admin, self.producer = spark, cluster.bootstrap, admin, producer
+        self.scratch = scratch
         self.source, self.topic = f"{topic}.in", f"{topic}.out"
 
     def rows(self, topic: str | None = None) -> list[dict[str, Any]]:
@@ -97,24 +82,20 @@ class Sinks:
         return sorted(row["value"] for row in self.rows(topic))
 
     def write(self, frame: DataFrame, **options: Any) -> None:
-        writer = frame.write.format("tritonmq").mode("append").option("bootstrap.servers", self.bootstrap)
-        for option, value in {"topic": self.topic, **options}.items():
-            writer = writer.option(option, value) if value is not None else writer
-        writer.save()
+        frame.write.format("tritonmq").mode("append").options(**self._options(options)).save()
 
     def source_stream(self) -> DataFrame:
-        reader = (
-            self.spark.readStream.format("tritonmq")
-            .option("bootstrap.servers", self.bootstrap)
-            .option("subscribe", self.source)
-        )
-        return reader.option("startingOffsets", "earliest").load()
+        source = {"bootstrap.servers": self.bootstrap, "subscribe": self.source, "startingOffsets": "earliest"}
+        return self.spark.readStream.format("tritonmq").options(**source).load()
 
     def run_stream(
         self, frame: DataFrame, mode: str = "append", checkpoint: str = "checkpoint", **options: Any
     ) -> None:
-        writer = frame.writeStream.format("tritonmq").option("bootstrap.servers", self.bootstrap).outputMode(mode)
-        for option, value in {"topic": self.topic, **options}.items():
-            writer = writer.option(option, value) if value is not None else writer
+        writer = frame.writeStream.format("tritonmq").options(**self._options(options)).outputMode(mode)
         query = writer.option("checkpointLocation", str(self.scratch / checkpoint)).trigger(availableNow=True).start()
         assert query.awaitTermination(ENDS_S), "the stream did not end"
+
+    def _options(self, more: dict[str, Any]) -> dict[str, Any]:
+        """`topic=None`: the rows name theirs."""
+        given = {"bootstrap.servers": self.bootstrap, "topic": self.topic, **more}
+        return {name: value for name, value in given.items() if value is not None}

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from mq_client import Admin, Producer
-from mq_dev.local_cluster import LocalCluster
 from mq_protocol.errors import InvalidRequest
 from mq_spark import dead_letters, or_dead_letter, try_decode, try_from_json
 from tests.spark.harness import Sinks
 
-Name = Callable[[str], str]
 ORDERS = "id long, amount double"
 
 
 @pytest.fixture
-def sinks(
-    spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Name, tmp_path: Path
-) -> Sinks:
-    made = Sinks(spark, cluster, admin, producer, name("t"), tmp_path)
-    admin.create_topic(made.source, partitions=2)
-    admin.create_topic(f"{made.topic}.dead", partitions=1)
-    return made
+def sinks(sinks: Sinks) -> Sinks:
+    """With topics for dead letters."""
+    sinks.admin.create_topic(sinks.source, partitions=2)
+    sinks.admin.create_topic(f"{sinks.topic}.dead", partitions=1)
+    return sinks
 
 
 def publish(sinks: Sinks, *values: bytes, partition: int = 0) -> None:

@@ -25,11 +25,6 @@ def load(spark: SparkSession, **options: Any) -> None:
     reader.load()
 
 
-def test_an_unknown_option_is_answered_with_the_nearest_right_one(spark: SparkSession) -> None:
-    with pytest.raises(PySparkException, match="unknown option 'subscibe': did you mean 'subscribe'"):
-        load(spark, bootstrap__servers="127.0.0.1:1", subscibe="t")
-
-
 def test_a_topic_that_is_not_there_is_answered_with_the_nearest_that_is(
     spark: SparkSession, cluster: LocalCluster, admin: Admin, name: Name
 ) -> None:

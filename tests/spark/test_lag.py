@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from mq_client import Admin, InvalidRequest, InvalidSetting, Producer, Reader, UnknownTopic
+from mq_client import InvalidRequest, InvalidSetting, Reader, UnknownTopic
 from mq_dev.local_cluster import LocalCluster
 from mq_spark import LAG_SCHEMA, LagListener, QueryLag, lag_of
 from tests.cluster.harness import wait_until
@@ -22,11 +22,6 @@ from tests.spark.harness import Streams
 from tests.spark.sink_driver import ENDS_S
 
 Name = Callable[[str], str]
-
-
-@pytest.fixture
-def streams(spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Name) -> Streams:
-    return Streams(spark, cluster.bootstrap, admin, producer, name("in"))
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from mq_spark.shared_environment import SAFE
+from mq_spark.session import SAFE
 
 
 def test_variables_that_all_queries_put_are_in_a_map_made_for_threads(spark: SparkSession) -> None:

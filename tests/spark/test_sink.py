@@ -3,45 +3,18 @@ written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
-from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
-from pyspark.sql import Row, SparkSession
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 
-from mq_client import Admin, Producer
-from mq_dev.local_cluster import LocalCluster
 from mq_protocol.partitioner import partition_for_key
 from tests.spark.harness import Sinks
-
-Name = Callable[[str], str]
-
-
-@pytest.fixture
-def sinks(
-    spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Name, tmp_path: Path
-) -> Sinks:
-    return Sinks(spark, cluster, admin, producer, name("t"), tmp_path)
-
-
-def test_a_stream_copies_each_record_once_over_restarts(sinks: Sinks) -> None:
-    sinks.admin.create_topic(sinks.source, partitions=2, replicas=1)
-    sinks.admin.create_topic(sinks.topic, partitions=3, replicas=1)
-    frame = sinks.source_stream().select("key", "value")
-    expected: list[bytes] = []
-    for run in range(2):
-        values = [f"{run}-{number}".encode() for number in range(20)]
-        for value in values:
-            sinks.producer.publish(sinks.source, value, key=value[-1:])
-        sinks.producer.flush()
-        expected += values
-        sinks.run_stream(frame)
-        assert sinks.values() == sorted(expected)
-    assert all(row["_partition"] == partition_for_key(row["key"], 3) for row in sinks.rows())
+from tests.spark.sink_driver import ENDS_S
 
 
 def test_complete_mode_appends_every_result_as_kafkas_sink_does(sinks: Sinks) -> None:
@@ -108,23 +81,6 @@ def test_nothing_is_visible_of_a_write_that_fails_half_way(sinks: Sinks) -> None
     assert sinks.values() == []
 
 
-@pytest.mark.parametrize(
-    ("select", "first_words"),
-    [
-        (["1 AS value"], "column 'value' is int"),
-        (["'v' AS value", "9 AS partition"], "column 'partition' holds 9: topic"),
-    ],
-)
-def test_rows_that_do_not_fit_are_refused_and_nothing_is_written(
-    sinks: Sinks, select: list[str], first_words: str
-) -> None:
-    sinks.admin.create_topic(sinks.topic, partitions=1, replicas=1)
-    with pytest.raises(PySparkException) as caught:
-        sinks.write(sinks.spark.range(3).selectExpr(*select))
-    assert first_words in str(caught.value)
-    assert sinks.values() == []
-
-
 EVERY_TYPE = (
     "a boolean, b byte, c short, d int, e long, f float, g double, h decimal(12,3), i string, j binary, k date, l "
     "timestamp, m timestamp_ntz, n array<string>, o map<string,double>, p struct<x: int, y: array<struct<z: binary>>>"
@@ -169,3 +125,48 @@ def test_headers_survive_the_way_in_and_out(sinks: Sinks) -> None:
     )
     found = {bytes(row["value"]): row["headers"] for row in back.option("includeHeaders", "true").load().collect()}
     assert found == {b"v": headers, b"w": None}
+
+
+def test_typed_rows_go_where_the_producer_would_put_them_by_the_same_key_column(sinks: Sinks) -> None:
+    carriers = [f"carrier {number % 17}" for number in range(60)]
+    for topic in (sinks.topic, sinks.source):
+        sinks.admin.create_topic(topic, partitions=4, replicas=1, schema="id long, carrier string")
+    table = pa.table({"id": range(60), "carrier": carriers})
+    sinks.producer.publish_batch(sinks.source, table, key_column="carrier").result(timeout=30)
+    sinks.write(sinks.spark.createDataFrame(list(enumerate(carriers)), "id long, carrier string"), keyColumn="carrier")
+
+    def places(topic: str) -> dict[int, int]:
+        return {row["id"]: row["_partition"] for row in sinks.rows(topic)}
+
+    assert places(sinks.topic) == places(sinks.source)
+    assert len(set(places(sinks.topic).values())) == 4
+
+
+def test_typed_rows_go_to_the_partition_that_they_name(sinks: Sinks) -> None:
+    sinks.admin.create_topic(sinks.topic, partitions=4, replicas=1, schema="id long")
+    sinks.write(sinks.spark.range(8).select("id", (f.col("id") % 4).cast("int").alias("partition")))
+    assert {row["id"]: row["_partition"] for row in sinks.rows()} == {number: number % 4 for number in range(8)}
+    with pytest.raises(PySparkException, match=r"keyColumn='idd' is no column of topic .*: did you mean 'id'\?"):
+        sinks.write(sinks.spark.range(8), keyColumn="idd")
+
+
+def test_update_mode_is_refused_by_spark_and_goes_by_for_each_batch_each_change_once(sinks: Sinks) -> None:
+    sinks.admin.create_topic(sinks.source, partitions=1, replicas=1)
+    sinks.admin.create_topic(sinks.topic, partitions=1, replicas=1)
+    counts = sinks.source_stream().groupBy("value").count().selectExpr("value AS key", "CAST(count AS STRING) AS value")
+    with pytest.raises(StreamingQueryException, match="tritonmq does not support Update mode"):
+        sinks.run_stream(counts, mode="update", checkpoint="refused")
+
+    def write(changes: DataFrame, batch_id: int) -> None:
+        sinks.write(changes, txnAppId="counts", txnVersion=batch_id)
+
+    writer = (
+        counts.writeStream.outputMode("update")
+        .foreachBatch(write)
+        .option("checkpointLocation", str(sinks.scratch / "counts"))
+    )
+    for value in (b"a", b"b", b"a"):
+        sinks.producer.publish(sinks.source, value)
+        sinks.producer.flush()
+        assert writer.trigger(availableNow=True).start().awaitTermination(ENDS_S)
+    assert [(row["key"], row["value"]) for row in sinks.rows()] == [(b"a", b"1"), (b"b", b"1"), (b"a", b"2")]

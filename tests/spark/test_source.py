@@ -7,22 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
-import pytest
-from pyspark.errors import PySparkException, StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
-from mq_client import Admin, Producer
-from mq_dev.local_cluster import LocalCluster
 from tests.cluster.harness import wait_until
 from tests.spark.harness import Collected, Streams
 
 Run = Callable[[DataFrame], Collected]
-Name = Callable[[str], str]
-
-
-@pytest.fixture
-def streams(spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Name) -> Streams:
-    return Streams(spark, cluster.bootstrap, admin, producer, name("in"))
 
 
 def test_a_typed_topic_streams_its_own_columns_and_its_metadata_on_request(streams: Streams, run_stream: Run) -> None:
@@ -37,13 +27,6 @@ def test_a_typed_topic_streams_its_own_columns_and_its_metadata_on_request(strea
         (1, "UA", 1.5, 0),
         (2, None, None, 1),
     ]
-
-
-def test_a_schema_that_is_given_is_the_projection(streams: Streams, run_stream: Run) -> None:
-    streams.create(1, schema=pa.schema([("a", pa.int64()), ("b", pa.string())]))
-    streams.producer.publish_batch(streams.topic, pa.table({"a": [1], "b": ["x"]})).result(timeout=30)
-    frame = streams.stream("B string, _offset long", startingOffsets="earliest")
-    assert [row.asDict() for row in run_stream(frame).rows] == [{"B": "x", "_offset": 0}]
 
 
 def test_records_of_several_producers_batches_are_merged_before_spark_sees_them(streams: Streams) -> None:
@@ -119,11 +102,3 @@ def test_a_filter_keeps_what_sparks_own_would_keep(streams: Streams) -> None:
         expected = [row["id"] for row in streams.read().filter(text).collect()]
         assert 0 < len(expected) < 200
         assert [row["id"] for row in streams.read(filter=text).collect()] == expected
-
-
-def test_what_only_the_brokers_can_know_is_said_too(streams: Streams, run_stream: Run) -> None:
-    streams.create(1, schema="n long")
-    with pytest.raises(PySparkException, match="filter compares column 'n', which is int64, with 'x'"):
-        streams.read(filter="n = 'x'").collect()
-    with pytest.raises(StreamingQueryException, match="startingOffsets names partitions 0, 1 of topic"):
-        run_stream(streams.stream(startingOffsets=f'{{"{streams.topic}":{{"0":0,"1":0}}}}'))

@@ -15,20 +15,20 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from mq_broker.broker.administration.acls import Acls
 from mq_broker.broker.administration.consumed import Consumed
 from mq_broker.broker.administration.features import Features
-from mq_broker.broker.administration.floor import FloorSettings
 from mq_broker.broker.administration.moves import Moves
 from mq_broker.broker.administration.preferred import Preferred
 from mq_broker.broker.administration.purging import Purging
-from mq_broker.broker.administration.quotas import QuotaSettings
 from mq_broker.broker.administration.recovery import TotalLoss
 from mq_broker.broker.administration.retention import Retention, RetentionClock
-from mq_broker.broker.administration.revoking import Revoking
-from mq_broker.broker.administration.tokens import TokenSettings
+from mq_broker.broker.administration.rights.acls import Acls
+from mq_broker.broker.administration.rights.floor import FloorSettings
+from mq_broker.broker.administration.rights.quotas import QuotaSettings
+from mq_broker.broker.administration.rights.revoking import Revoking
+from mq_broker.broker.administration.rights.tokens import TokenSettings
 from mq_broker.broker.administration.topic_making import TopicMaking
 from mq_broker.broker.administration.topics import Admin
 from mq_broker.broker.config import BrokerConfig, Role, http_listener
@@ -57,21 +57,19 @@ from mq_broker.broker.ports import ForBrokers, Offer, Ports
 from mq_broker.broker.proxy import serving as proxy
 from mq_broker.broker.queues.asked import Asked
 from mq_broker.broker.queues.beginning import Beginning
-from mq_broker.broker.queues.dead_letters import DeadLetters
-from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.declaring import Declaring
 from mq_broker.broker.queues.describing import Describing
-from mq_broker.broker.queues.filter_reading import FilterReading
+from mq_broker.broker.queues.group.row_reading import RowReading
 from mq_broker.broker.queues.idle import Idle
-from mq_broker.broker.queues.key_reading import KeyReading
 from mq_broker.broker.queues.leasing import Leasing
-from mq_broker.broker.queues.leftovers import Leftovers
-from mq_broker.broker.queues.length import room
-from mq_broker.broker.queues.outbox import Outbox
-from mq_broker.broker.queues.outputs import Outputs
-from mq_broker.broker.queues.policy import Policy
+from mq_broker.broker.queues.letters.dead_letters import DeadLetters
+from mq_broker.broker.queues.letters.leftovers import Leftovers
+from mq_broker.broker.queues.letters.outbox import Outbox
+from mq_broker.broker.queues.letters.outputs import Outputs
+from mq_broker.broker.queues.letters.staging import Staging
+from mq_broker.broker.queues.policy.declared import Declared
+from mq_broker.broker.queues.policy.length import room
 from mq_broker.broker.queues.sessions import Sessions
-from mq_broker.broker.queues.staging import Staging
 from mq_broker.broker.queues.stuck import Stuck
 from mq_broker.broker.queues.sweeping import Sweeping
 from mq_broker.broker.queues.working import Working
@@ -89,20 +87,17 @@ from mq_broker.measured import OF_TOPICS, LogCounter
 from mq_broker.rpc import service as rpc_service
 from mq_broker.rpc.call import Conversation
 from mq_broker.rpc.calls import Calls
-from mq_broker.rpc.entering import ForwardedDoor, TokenDoor
 from mq_broker.rpc.flight import flight_served
-from mq_broker.rpc.links import BEAT_S, Links
 from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof
 from mq_broker.rpc.peer_service import served_to_brokers
 from mq_broker.rpc.refusals import Refusals
+from mq_broker.rpc.wire.entering import ForwardedDoor, TokenDoor
+from mq_broker.rpc.wire.links import BEAT_S, Links
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol.errors import OutcomeUnknown
 from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
-
-if TYPE_CHECKING:
-    from mq_broker.broker.queues.gathering import Gathering
 
 log = logging.getLogger(__name__)
 
@@ -332,9 +327,8 @@ class _Broker:
         letters = DeadLetters(shell, self._topics, self._admin, self._transactions, staging)
         outbox.missing = letters.stage_again
         self._leftovers = Leftovers(shell, self._topics, self._transactions, letters)
-        self._keys = KeyReading(shell)
-        self._filters = FilterReading(shell, self._topics)
-        self._working = Working(shell, self._declared, self._clock.now_us, outbox.look, letters.look, self._look)
+        self._rows = RowReading(shell, self._topics)
+        self._working = Working(shell, self._declared, self._clock.now_us, outbox.look, letters.look, self._rows.look)
         self._stuck = Stuck(shell, self._declared, self._working)
         self._beginning = Beginning(shell, self._topics, self._declared, self._working)
         self._idle = Idle(shell, self._topics, self._declared, self._working, self._transactions)
@@ -350,8 +344,7 @@ class _Broker:
                 lambda *place: (
                     letters.alarm(*place)
                     or outbox.alarm(*place)
-                    or self._keys.alarm(*place)
-                    or self._filters.alarm(*place)
+                    or self._rows.alarm(*place)
                     or self._stuck.alarm(*place)
                 ),
                 self._working.blocked_by,
@@ -365,11 +358,6 @@ class _Broker:
     def _room(self, partition: Partition) -> Room | None:
         """How far batches may be appended."""
         return room(self._declared, self._working.kept, partition)
-
-    def _look(self, gathering: Gathering, policy: Policy) -> None:
-        """At the records of a queue group."""
-        self._keys.look(gathering, policy)
-        self._filters.look(gathering, policy)
 
     def serve_http(self, listening: socket.socket | None, undo: contextlib.AsyncExitStack) -> None:
         """From now on, if it is to. What serves it is imported only then."""
@@ -505,7 +493,6 @@ class _Broker:
         self._log_levels.close()
         self._producing.close()
         self._reading.close()
-        self._keys.close()
-        self._filters.close()
+        self._rows.close()
         if self._judging.audit is not None:
             await asyncio.to_thread(self._judging.audit.stop)

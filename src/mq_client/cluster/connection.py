@@ -22,7 +22,6 @@ from mq_client.cluster.client import Client, given_forward
 from mq_client.cluster.credentials import current
 from mq_client.cluster.deadline import Deadline, attempts
 from mq_client.cluster.dialling import fault
-from mq_client.cluster.holding_back import HeldBack
 from mq_client.cluster.lines import call_unary
 from mq_client.cluster.listening import PATIENT, refuses
 from mq_client.cluster.paging import Parts
@@ -51,6 +50,43 @@ from mq_protocol.names import (
     parse_settings,
 )
 from mq_protocol.versions import PROTOCOL, PROTOCOL_OLDEST, Versions, check_overlap
+
+
+class HeldBack:
+    """Owns who is not to be asked yet, by address. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._until: dict[str, tuple[float, Overloaded]] = {}
+
+    def note(self, address: str, error: Overloaded) -> None:
+        """The broker there has answered so."""
+        if error.retry_after_ms:
+            with self._lock:
+                self._until[address] = time.monotonic() + error.retry_after_ms / 1000, error
+
+    def is_now(self, address: str) -> bool:
+        """Whether the broker there is not to be asked yet."""
+        with self._lock:
+            found = self._until.get(address)
+        return found is not None and time.monotonic() < found[0]
+
+    def wait(self, address: str, deadline: Deadline) -> None:
+        """Until the broker there may be asked. Raises its `Overloaded` again if that is not before the deadline."""
+        with self._lock:
+            until, error = self._until.get(address, (0.0, None))
+        if error is None:
+            return
+        seconds = until - time.monotonic()
+        if seconds >= deadline.remaining_s:
+            deadline.pause(seconds)
+            raise error
+        if seconds > 0:
+            time.sleep(seconds)
+        with self._lock:
+            if self._until.get(address, (0.0, None))[1] is error:
+                del self._until[address]
+
 
 _ATTEMPT_MS_MAX = 3_000.0
 """One broker's time to answer about metadata, before the next is asked."""

@@ -46,6 +46,7 @@ class PartitionAnswer(Protocol):
 
 
 A = TypeVar("A", bound=PartitionAnswer)
+T = TypeVar("T")
 
 Ask = Callable[[str, list[int], Deadline], Iterable[A]]
 """Asks the broker at an address about partitions of one topic: their answers, each with its partition's number."""
@@ -228,6 +229,25 @@ def ask_leaders(
     raise late(
         f"topic {topic!r}: partitions {missing[:10]} did not answer within {deadline.timeout_ms:.0f} ms{known}"
     ) from last
+
+
+def ask_each(
+    connection: Connection, each_ms: float, ask: Callable[[str, Deadline], T], deadline: Deadline
+) -> tuple[dict[str, T], list[str]]:
+    """What each live broker says, by its address, and the addresses of those that do not answer. A broker has `each_ms`
+    where there are several. Raises the last error if none answers, and one that asking again would not mend."""
+    connection.metadata(deadline)
+    addresses = connection.addresses()
+    told: dict[str, T] = {}
+    silent: list[str] = []
+    for address in addresses:
+        try:
+            told[address] = ask(address, deadline.at_most(each_ms) if len(addresses) > 1 else deadline)
+        except TritonMQError as error:
+            silent.append(address)
+            if len(silent) == len(addresses) or not error.retriable:
+                raise
+    return told, silent
 
 
 def _of(numbers: Collection[int], answers: Iterable[A]) -> list[A]:

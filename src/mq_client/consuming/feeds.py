@@ -5,27 +5,35 @@ cluster and the same user, have come to the same offset of a partition, the part
 for all, and whoever is at its offset goes over to that: it is fed. Nobody waits for anybody. Who takes too slowly goes
 on by its own stream, from its own offset, and so do all when the stream for all ends.
 
-All here is on the event loop of this process, but `Feed.leave`. A consumer's part in it is feeding.py's.
+All here is on the event loop of this process, but `Feed.leave`. A consumer's part in it is `Feeding`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from mq_client.cluster import loop
 from mq_client.cluster.client import Client
 from mq_client.cluster.loop import EventLoop
 from mq_client.consuming.push_streams import PushStream
 from mq_client.consuming.record_queue import PartitionPlace
 from mq_client.consuming.shared_batch import SharedBatch
 from mq_client.consuming.slices import payloads_of
-from mq_client.errors import TritonMQError, Unreachable
+from mq_client.errors import NotLeader, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import schema_nodes
 from mq_protocol.envelope import Envelope
 from mq_protocol.error_messages import from_wire
+
+if TYPE_CHECKING:
+    from mq_client.consuming.subscription import Subscriptions
+
 
 CREDIT_BYTES: Final = 4 << 20
 """What may be on its way on a stream for all. It is given again at once, since nobody is waited for."""
@@ -341,3 +349,107 @@ def feeds(loop: EventLoop) -> Feeds:
     if found is None:
         found = _of_loops[loop] = Feeds(loop)
     return found
+
+
+APART_S: Final = 5.0
+"""Who was too slow to be fed goes by itself for so long at least: to come and go costs a stream each time."""
+
+
+class Feeding:
+    """Owns how many bytes are here of what one consumer was fed, by the address of the broker. All of it is under the
+    consumer's lock.
+
+    A consumer holds up to `credit_bytes` that it was fed, and then goes on by its own stream, which may bring as much
+    again.
+    """
+
+    def __init__(self, subscriptions: Subscriptions) -> None:
+        self._subscriptions = subscriptions
+        self._held: dict[str, int] = {}
+        self._closed = False
+
+    def close(self, places: Iterable[PartitionPlace]) -> None:
+        """The consumer ends."""
+        self._closed = True
+        for place in places:
+            self.leave(place)
+
+    def offer(self, place: PartitionPlace) -> None:
+        """It is pushed by itself, and may be fed as soon as others are where it is. Nothing off the loop."""
+        subscriptions, address = self._subscriptions, place.address
+        if subscriptions.group or subscriptions.broadcast or place.fed or not place.active or address is None:
+            return
+        if self._closed or not loop.on_loop() or time.monotonic() < place.apart_until:
+            return
+        if subscriptions.suspended or self._full(address, 2):
+            return  # it would not join, and a stream would be opened for nobody
+        if place.feed is None:
+            topic_id = subscriptions.views[place.topic].topic_id
+            key = Key(subscriptions.connection.client, address, place.topic, topic_id, place.partition)
+            place.feed = feeds(loop.this_process()).feed(key)
+        place.feed.offer(place, self)
+
+    def leave(self, place: PartitionPlace) -> None:
+        """It is neither fed nor waits to be."""
+        feed, place.feed, place.fed = place.feed, None, False
+        if feed is not None:
+            feed.leave(place)
+
+    # ------------------------------------------------------------------ for feeds, on the loop
+
+    def join(self, place: PartitionPlace, feed: Feed) -> bool:
+        """As `Consuming.join`."""
+        subscriptions = self._subscriptions
+        with subscriptions.changed:
+            if place.feed is not feed or not place.active or place.position != feed.position:
+                return False
+            if subscriptions.suspended or self._full(feed.key.address, 2):
+                return False
+            place.fed = True
+            subscriptions.leave_stream(place)
+            return True
+
+    def fed(self, place: PartitionPlace, feed: Feed, batches: Sequence[SharedBatch]) -> bool:
+        """As `Consuming.fed`."""
+        subscriptions, address = self._subscriptions, feed.key.address
+        with subscriptions.changed:
+            if place.feed is not feed:
+                return False
+            view = subscriptions.views[place.topic]
+            for batch in batches:
+                if batch.end_offset <= place.position:
+                    continue
+                lacks_columns = view.typed and batch.nodes > schema_nodes(view.schema)
+                if lacks_columns or batch.base_offset > place.position or self._full(address):
+                    self._go_by_itself(place, feed)
+                    break
+                self._held[address] = self._held.get(address, 0) + len(batch.payload)
+                subscriptions.put(place, batch, partial(self._released, address))
+            subscriptions.changed.notify_all()
+            return place.feed is feed
+
+    def let_go(self, place: PartitionPlace, feed: Feed, error: TritonMQError | None) -> None:
+        """As `Consuming.let_go`."""
+        subscriptions = self._subscriptions
+        with subscriptions.changed:
+            if place.feed is feed:
+                if isinstance(error, NotLeader):
+                    subscriptions.connection.note_leader(place.topic, place.partition, error)
+                place.feed, place.fed, place.address = None, False, None
+                subscriptions.open_again()
+
+    # ------------------------------------------------------------------ private
+
+    def _full(self, address: str, times: int = 1) -> bool:
+        """Whether the bytes that are here, so many times, are as many as there may be."""
+        held = self._held.get(address, 0) + self._subscriptions.held(address)
+        return held * times >= self._subscriptions.credit_bytes
+
+    def _go_by_itself(self, place: PartitionPlace, feed: Feed) -> None:
+        place.apart_until = time.monotonic() + APART_S
+        place.feed, place.fed, place.address = None, False, None
+        self._subscriptions.open_again(now=True)
+
+    def _released(self, address: str, count: int) -> None:
+        """A batch that was fed was taken or dropped."""
+        self._held[address] -= count

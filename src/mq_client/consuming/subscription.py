@@ -18,7 +18,7 @@ from mq_client.awaiting import Wakeable
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Backoff, Deadline, attempts
 from mq_client.cluster.requests import move_cursors
-from mq_client.consuming.feeding import Feeding
+from mq_client.consuming.feeds import Feeding
 from mq_client.consuming.health import Health
 from mq_client.consuming.record_queue import Chunk, ConsumerRecord, PartitionPlace, RecordQueue, Skipped, not_subscribed
 from mq_client.consuming.session import Session

@@ -187,14 +187,7 @@ class Accumulator:
         except BaseException:  # a signal's
             batch.cut(index)
             raise
-        self._trace(batch)
-        future = RecordFuture(batch.outcome, index)
-        if not named and index & (TURN_RECORDS - 1) == TURN_RECORDS - 1:
-            self._take_turns(target)
-        if batch.size >= target.batch_bytes_max:
-            self._close(target, partition, now)
-            news = True
-        return future, news
+        return self._added(target, partition, batch, index, now, named=named, news=news)
 
     def add_row(
         self,
@@ -216,7 +209,14 @@ class Accumulator:
         except BaseException:  # a signal's
             batch.cut(index)
             raise
-        self._trace(batch)
+        return self._added(target, partition, batch, index, now, named=named, news=news)
+
+    def _added(
+        self, target: Target, partition: int, batch: OpenBatch, index: int, now: float, *, named: bool, news: bool
+    ) -> tuple[RecordFuture, bool]:
+        """What `add` returns of the record at that place. `named`: its partition was."""
+        if self.traceparent is not None and not batch.traceparent:
+            batch.traceparent = self.traceparent()
         future = RecordFuture(batch.outcome, index)
         if not named and index & (TURN_RECORDS - 1) == TURN_RECORDS - 1:
             self._take_turns(target)
@@ -224,10 +224,6 @@ class Accumulator:
             self._close(target, partition, now)
             news = True
         return future, news
-
-    def _trace(self, batch: OpenBatch) -> None:
-        if self.traceparent is not None and not batch.traceparent:
-            batch.traceparent = self.traceparent()
 
     def _room(
         self, target: Target, partition: int | None, size: int, now: float, uuid: bytes | None

@@ -12,9 +12,11 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mq_client.errors import TritonMQError
+
+R = TypeVar("R")
 
 
 class RecordMetadata(NamedTuple):
@@ -158,7 +160,48 @@ class BatchOutcome:
         future.set_result(RecordMetadata(self.topic, place.partition, offset, place.timestamp, place.duplicate))
 
 
-class RecordFuture(Future[RecordMetadata]):
+class LazyFuture(Future[R]):
+    """Made real by the first use of anything that a future has. Cannot be cancelled."""
+
+    def _make_real(self) -> None:
+        """Calls `Future.__init__`, once."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._make_real()
+        return object.__getattribute__(self, name)
+
+    def cancel(self) -> bool:
+        """Always False."""
+        return False
+
+
+class _Observed(Future[R]):
+    """Notes that somebody will see its error, and can be awaited."""
+
+    def _observe(self) -> None:
+        raise NotImplementedError
+
+    def result(self, timeout: float | None = None) -> R:
+        self._observe()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._observe()
+        return super().exception(timeout)
+
+    def add_done_callback(self, fn: Callable[[Future[R]], object]) -> None:
+        self._observe()
+        super().add_done_callback(fn)
+
+    def __await__(self) -> Generator[Any, None, R]:
+        """In any loop, and as often as one likes. Who is cancelled waits no longer; the record is sent all the same."""
+        return asyncio.wrap_future(self).__await__()
+
+
+class RecordFuture(_Observed[RecordMetadata], LazyFuture[RecordMetadata]):
     """A record's future, made real on first use. Cannot be cancelled: its batch may be on the way.
 
     The accumulator makes most of them without `__init__`, which would be a third of their cost: it sets the two
@@ -172,34 +215,14 @@ class RecordFuture(Future[RecordMetadata]):
         self.outcome = outcome
         self.index = index
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def _make_real(self) -> None:
         self.outcome.look_at(self)
-        return object.__getattribute__(self, name)
 
-    def cancel(self) -> bool:
-        """Always False."""
-        return False
-
-    def result(self, timeout: float | None = None) -> RecordMetadata:
+    def _observe(self) -> None:
         self.outcome.observed = True
-        return super().result(timeout)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        self.outcome.observed = True
-        return super().exception(timeout)
-
-    def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
-        self.outcome.observed = True
-        super().add_done_callback(fn)
-
-    def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        """In any loop, and as often as one likes. Who is cancelled waits no longer; the record is sent all the same."""
-        return asyncio.wrap_future(self).__await__()
 
 
-class TableFuture(Future[BatchMetadata]):
+class TableFuture(_Observed[BatchMetadata]):
     """A published table's future: done when every batch that it was split into is. Cannot be cancelled."""
 
     def __init__(self) -> None:
@@ -210,21 +233,8 @@ class TableFuture(Future[BatchMetadata]):
         """Always False."""
         return False
 
-    def result(self, timeout: float | None = None) -> BatchMetadata:
+    def _observe(self) -> None:
         self.observed = True
-        return super().result(timeout)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        self.observed = True
-        return super().exception(timeout)
-
-    def add_done_callback(self, fn: Callable[[Future[BatchMetadata]], object]) -> None:
-        self.observed = True
-        super().add_done_callback(fn)
-
-    def __await__(self) -> Generator[Any, None, BatchMetadata]:
-        """As a record's."""
-        return asyncio.wrap_future(self).__await__()
 
 
 class TableOutcome:

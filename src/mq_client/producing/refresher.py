@@ -24,9 +24,12 @@ SILENT_S: Final = 5.0
 class Refresher:
     """Asks for metadata off the sending thread, so that one lost leader does not hold up the others' batches."""
 
-    def __init__(self, connection: Connection, on_answer: Callable[[], None]) -> None:
+    def __init__(
+        self, connection: Connection, on_answer: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._connection = connection
         self._on_answer = on_answer
+        self._clock = clock
         self._changed = threading.Condition()
         self._asked: dict[str, set[str]] = {}
         self._refused: dict[str, RefusedError] = {}
@@ -78,7 +81,7 @@ class Refresher:
     def _refresh(self, topic: str, doubted: frozenset[str]) -> RefusedError | None:
         """Why it was refused, if it was."""
         refused: RefusedError | None = None
-        asked_at = time.monotonic()
+        asked_at = self._clock()
         try:
             self._connection.refresh(topic, Deadline(_REFRESH_MS), doubted)
         except Unreachable as error:
@@ -95,7 +98,7 @@ class Refresher:
         """An operator is told, once, if it lasts: whoever waits for records sees nothing of it."""
         if self._silent_since is None:
             self._silent_since = asked_at
-        silent_s = time.monotonic() - self._silent_since
+        silent_s = self._clock() - self._silent_since
         if silent_s >= SILENT_S and not self._told:
             self._told = True
             log.warning(

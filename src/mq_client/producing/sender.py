@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Final
 
+from mq_client.cluster.client import NOBODY, Client
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.duplex import Duplex
+from mq_client.cluster.lines import heard
 from mq_client.errors import (
     DiskFull,
     InternalError,
@@ -28,17 +32,88 @@ from mq_client.errors import (
     TritonMQError,
     UnknownPartition,
     UnknownTopic,
+    Unreachable,
 )
 from mq_client.producing.accumulator import Accumulator, AccumulatorSettings, Answer
 from mq_client.producing.futures import BatchPlace, RecordPlace
 from mq_client.producing.lanes import NOT_SCHEDULED, USUAL, Attributes, Lane, OutgoingBatch
-from mq_client.producing.produce_stream import ProduceStream
 from mq_client.producing.refresher import Refresher
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.error_messages import from_wire
 from mq_protocol.limits import PRIORITY_USUAL
+
+
+class ProduceStream:
+    """Owns the stream, its thread, and the count of what is unanswered on it.
+
+    `on_results` gets answers in the order they come; `on_broken` is called once, last, with whether anything can have
+    reached the broker. Both in the stream's thread. `correlations` and `bytes` are the sender's, under its lock.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        on_results: Callable[[ProduceStream, Sequence[pb.ProduceResult]], None],
+        on_broken: Callable[[ProduceStream, TritonMQError, bool], None],
+        client: Client = NOBODY,
+    ) -> None:
+        self.address = address
+        self._client = client
+        self.correlations: dict[int, int] = {}  # unanswered: correlation -> bytes
+        self.bytes = 0
+        self._on_results = on_results
+        self._on_broken = on_broken
+        # Until there is a connection. Bounded by what the sender lets be unanswered on a stream.
+        self._requests: deque[Envelope[pb.ProduceHeader]] = deque()
+        self._connecting = threading.Lock()
+        self._duplex: Duplex | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"tritonmq-produce-{address}", daemon=True)
+        self._thread.start()
+
+    def send(self, request: Envelope[pb.ProduceHeader]) -> None:
+        if self._duplex is None:
+            with self._connecting:  # else it might overtake those that wait for the connection
+                if self._duplex is None:
+                    self._requests.append(request)
+                    return
+        self._duplex.send(request.header.SerializeToString(), request.parts)
+
+    def close(self, timeout_s: float) -> None:
+        """End the stream and its thread."""
+        self._closed = True
+        if self._duplex is not None:
+            self._duplex.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            duplex = Duplex(self.address, "Produce", self._client)
+        except TritonMQError as error:
+            self._on_broken(self, error, False)
+            return
+        why: TritonMQError = Unreachable(f"broker at {self.address} ended the stream")
+        try:
+            self._hear(duplex)
+        except TritonMQError as error:
+            why = error
+        finally:
+            duplex.release()
+            self._on_broken(self, why, True)
+
+    def _hear(self, duplex: Duplex) -> None:
+        with self._connecting:
+            while self._requests:
+                request = self._requests.popleft()
+                duplex.send(request.header.SerializeToString(), request.parts)
+            self._duplex = duplex
+        while not self._closed and (message := duplex.receive()) is not None:
+            answer = heard(message, pb.ProduceResponse, self.address, self._client)
+            self._on_results(self, answer.results)
+
 
 _IDLE_S: Final = 1.0
 _FAILURES_MAX: Final = 10_000
@@ -69,6 +144,9 @@ class Sender:
         acks: pb.Acks.ValueType,
         on_changed_topic: Callable[[str], None] = lambda topic: None,
         metadata_age_s_max: float = math.inf,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        open_stream: Callable[..., ProduceStream] = ProduceStream,
     ) -> None:
         self.lock = threading.Lock()
         self.work = threading.Condition(self.lock)
@@ -77,6 +155,8 @@ class Sender:
         self.failures: list[Answer] = []  # nobody had looked at these when they were told
         self.died: TritonMQError | None = None
         self._connection = connection
+        self._clock = clock
+        self._open_stream = open_stream
         self._acks = acks
         self._on_changed_topic = on_changed_topic
         self._streams: dict[str, ProduceStream] = {}
@@ -109,7 +189,7 @@ class Sender:
     def flush(self, deadline: Deadline) -> None:
         """Until everything given so far has its answer. Raises `OutcomeUnknown` at the deadline."""
         with self.lock:
-            self.accumulator.close_all(time.monotonic())
+            self.accumulator.close_all(self._clock())
             waiting = [batch for lane in self.accumulator.busy() for batch in lane.batches]
             self.work.notify()
             while waiting:
@@ -126,7 +206,7 @@ class Sender:
         answers: list[Answer] = []
         with self.lock:
             self._stopping = True
-            self.accumulator.close_all(time.monotonic())
+            self.accumulator.close_all(self._clock())
             for lane in self.accumulator.busy():
                 answers += [self.accumulator.give_up(lane, batch) for batch in list(lane.batches)]
             self._note(answers)
@@ -154,7 +234,7 @@ class Sender:
     def _give_up_all(self, error: TritonMQError) -> None:
         with self.lock:
             self.died = error
-            self.accumulator.close_all(time.monotonic())
+            self.accumulator.close_all(self._clock())
             answers = [
                 answer for lane in self.accumulator.busy() for answer in self.accumulator.refuse_all(lane, error)
             ]
@@ -166,7 +246,7 @@ class Sender:
             with self.lock:
                 if self._stopping:
                     return
-                now = time.monotonic()
+                now = self._clock()
                 ready, answers, wake = self._plan(now)
                 self._note(answers)
                 if not ready and not answers:
@@ -272,7 +352,7 @@ class Sender:
         stream = self._streams.get(address)
         if stream is None:
             client = self._connection.client
-            stream = self._streams[address] = ProduceStream(address, self._on_results, self._on_broken, client)
+            stream = self._streams[address] = self._open_stream(address, self._on_results, self._on_broken, client)
         return stream
 
     def _wake(self) -> None:
@@ -310,7 +390,7 @@ class Sender:
 
     def _on_results(self, stream: ProduceStream, results: Sequence[pb.ProduceResult]) -> None:
         answers: list[Answer] = []
-        now = time.monotonic()
+        now = self._clock()
         with self.lock:
             for result in results:
                 stream.bytes -= stream.correlations.pop(result.correlation, 0)
@@ -349,7 +429,7 @@ class Sender:
             error = InternalError(
                 f"the broker says that records {sorted(places)[:5]} of {count} are there already: see its log"
             )
-            return _final(self.accumulator.refuse(result.correlation, error, time.monotonic()))
+            return _final(self.accumulator.refuse(result.correlation, error, self._clock()))
         return _final(self.accumulator.shorten(result.correlation, places))
 
     def _learn(self, lane: Lane, error: TritonMQError) -> None:
@@ -363,7 +443,7 @@ class Sender:
 
     def _on_broken(self, stream: ProduceStream, error: TritonMQError, reached: bool) -> None:
         answers: list[Answer] = []
-        now = time.monotonic()
+        now = self._clock()
         with self.lock:
             if self._streams.get(stream.address) is stream:
                 del self._streams[stream.address]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import uuid as uuids
+import zlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +24,6 @@ from mq_client.producing.lanes import Attributes, Due
 from mq_client.producing.partitioners import Choice
 from mq_client.producing.scheduling import checked_priority, due_of
 from mq_client.producing.targets import Target
-from mq_client.producing.uuids import partition_of_uuid
 from mq_protocol import limits
 from mq_protocol.names import did_you_mean
 from mq_protocol.partitioner import key_bytes, partitions_for_keys
@@ -190,3 +191,33 @@ def _partitions_of(target: Target, keys: pa.Array, choice: Choice) -> np.ndarray
         return np.asarray(partitions_for_keys(keys, count))
     name = target.view.name
     return np.array([-1 if key is None else pick(name, key, count) for key in key_bytes(keys).to_pylist()], np.int32)
+
+
+def partition_of_uuid(uuid: bytes, partitions: int) -> int:
+    """The same in every process and release. Not the hash of keys, which takes ten times as long for what is seldom
+    seen twice."""
+    return zlib.crc32(uuid) % partitions
+
+
+def uuid_bytes(uuid: uuids.UUID | bytes | str) -> bytes:
+    match uuid:
+        case uuids.UUID():
+            found = uuid.bytes
+        case bytes() if len(uuid) == 16:
+            found = uuid
+        case str():
+            try:
+                found = uuids.UUID(uuid).bytes
+            except ValueError:
+                raise InvalidRequest(f"uuid={uuid!r} is no UUID: give uuid.uuid4()") from None
+        case _:
+            raise InvalidRequest("uuid is no UUID: give a uuid.UUID, 16 bytes or its text")
+    if found == bytes(16):
+        raise InvalidRequest("uuid is all zeros, which means none: give uuid.uuid4()")
+    return found
+
+
+def piece_uuid(uuid: bytes, index: int, count: int, rows: int) -> bytes:
+    """A table's own UUID if it is one batch; else one for each that depends on the split, so that another split is not
+    mistaken."""
+    return uuid if count == 1 else uuids.uuid5(uuids.UUID(bytes=uuid), f"{index}/{count}/{rows}").bytes

@@ -8,10 +8,20 @@ from datetime import datetime
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.consuming.record_queue import ConsumerRecord
+from mq_client.descriptions import STATES, QueueDescription, QueueInfo, QueueRun
 from mq_client.errors import InvalidRequest
-from mq_client.queueing.administration import alter, declare, delete, describe, list_queues, runs, sweep
-from mq_client.queueing.browsing import BROWSED_MAX, peek, pop
-from mq_client.queueing.descriptions import STATES, QueueDescription, QueueInfo, QueueRun
+from mq_client.queueing.administration import (
+    BROWSED_MAX,
+    alter,
+    declare,
+    delete,
+    describe,
+    list_queues,
+    peek,
+    pop,
+    runs,
+    sweep,
+)
 from mq_client.queueing.redriving import REDRIVE, Order, Redriven, redrive
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name, did_you_mean

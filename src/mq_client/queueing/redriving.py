@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +18,9 @@ from numpy.typing import NDArray
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.requests import ask_offsets
+from mq_client.descriptions import QueueInfo, QueueRun
 from mq_client.errors import InvalidRequest, LeaseLost, OutcomeUnknown, Overloaded, UnknownQueue, UnknownTopic
 from mq_client.queueing.administration import declare, describe, find_queue, list_queues, runs, sweep
-from mq_client.queueing.descriptions import QueueInfo, QueueRun
-from mq_client.queueing.overlap import settled_by_others
 from mq_client.queueing.queue import Queue
 from mq_client.queueing.records import LeasedBatch
 from mq_client.reader import Reader
@@ -190,15 +190,24 @@ def _open_group(connection: Connection, order: Order, found: QueueInfo | None, d
 class _Redrive:
     """Owns one run: a member of the group, until nothing is left that was there when it began."""
 
-    def __init__(self, connection: Connection, order: Order, ends: Mapping[int, int], timeout_ms: float) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        order: Order,
+        ends: Mapping[int, int],
+        timeout_ms: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._connection = connection
         self._order = order
         self._ends = ends
         self._timeout_ms = timeout_ms
+        self._clock, self._sleep = clock, sleep
         self._views: dict[str, TopicView | RefusedError] = {}
         self._sent = Counter[str]()
         self._refused = Counter[str]()
-        self._next_at = time.monotonic()
+        self._next_at = clock()
 
     def run(self) -> Redriven:
         order = self._order
@@ -328,9 +337,9 @@ class _Redrive:
     def _pace(self, records: int) -> None:
         if self._order.rate is None:
             return
-        now = time.monotonic()
+        now = self._clock()
         if self._next_at > now:
-            time.sleep(self._next_at - now)
+            self._sleep(self._next_at - now)
         self._next_at = max(self._next_at, now) + records / self._order.rate
 
 
@@ -419,3 +428,71 @@ def _mask(rows: int, chosen: list[int]) -> NDArray[np.bool_]:
     mask = np.zeros(rows, dtype=np.bool_)
     mask[chosen] = True
     return mask
+
+
+Ranges: TypeAlias = Sequence[tuple[int, int]]
+"""Of offsets, each from its first to before its second number, in order and apart."""
+
+RUNS_MAX: Final = 10_000
+"""So many runs of a group are looked at in each partition: of a larger group the count is about right."""
+
+
+def settled_by_others(
+    connection: Connection, topic: str, group: str, ends: Mapping[int, int], deadline: Deadline
+) -> dict[str, int]:
+    """How many records that are still kept, and lie below `ends`, each other group has settled, of those that `group`
+    has not. Groups with none are left out. A group that is not declared has settled none."""
+    others = [each.group for each in list_queues(connection, topic, deadline) if each.group != group]
+    if not others:
+        return {}
+    kept = {
+        partition: (each.log_start_offset, ends[partition])
+        for partition, each in ask_offsets(connection, topic, deadline).items()
+        if partition in ends
+    }
+    found: dict[str, int] = {}
+    for other in others:
+        try:
+            told = describe(connection, topic, other, deadline).partitions
+        except UnknownQueue:  # deleted meanwhile
+            continue
+        for each in told:
+            if not each.accepted or each.partition not in kept:
+                continue
+            span = kept[each.partition]
+            ours = _unsettled(connection, topic, group, each.partition, span, deadline)
+            theirs = _unsettled(connection, topic, other, each.partition, span, deadline)
+            # A group that began late looks as if it had settled what was before.
+            count = min(each.accepted, length(ours) - length(common(ours, theirs)))
+            if count:
+                found[other] = found.get(other, 0) + count
+    return found
+
+
+def _unsettled(
+    connection: Connection, topic: str, group: str, partition: int, span: tuple[int, int], deadline: Deadline
+) -> list[tuple[int, int]]:
+    try:
+        told = islice(runs(connection, topic, group, partition, pb.RECORD_ANY, deadline), RUNS_MAX)
+        return common([(run.first, run.end) for run in told], [span])
+    except UnknownQueue:
+        return [span]
+
+
+def common(first: Ranges, second: Ranges) -> list[tuple[int, int]]:
+    """The offsets that are in both."""
+    found: list[tuple[int, int]] = []
+    at = other = 0
+    while at < len(first) and other < len(second):
+        low, high = max(first[at][0], second[other][0]), min(first[at][1], second[other][1])
+        if low < high:
+            found.append((low, high))
+        if first[at][1] < second[other][1]:
+            at += 1
+        else:
+            other += 1
+    return found
+
+
+def length(ranges: Ranges) -> int:
+    return sum(end - first for first, end in ranges)

@@ -6,6 +6,8 @@ become one line of a request.
 
 from __future__ import annotations
 
+import logging
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -18,13 +20,14 @@ import numpy as np
 
 from mq_client.cluster.loop import on_loop
 from mq_client.errors import LeaseLost, TritonMQError
-from mq_client.queueing.leases import HeldLease, Indexes
-from mq_client.queueing.offsets import runs_count, to_gaps
-from mq_client.queueing.on_loop import callbacks
+from mq_client.producing.futures import LazyFuture
+from mq_client.queueing.leases import HeldLease, Indexes, runs_count, to_gaps
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import shortened
 from mq_protocol.manifest import StagedPart
 from mq_protocol.manifest_lines import line_to_wire
+
+log = logging.getLogger(__name__)
 
 RANGES_MAX: Final = 4_000
 """In one request. Brokers take 8,000 in an entry, which others want too."""
@@ -71,26 +74,47 @@ def rejected(error: object) -> Word:
     return Word(pb.OUTCOME_REJECT, shortened(str(error), ERROR_BYTES_MAX))
 
 
-class OutcomeFuture(Future[None]):
+class Callbacks:
+    """Owns the thread that calls the callbacks of futures which end on a loop. It begins with the first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: queue.SimpleQueue[tuple[Callable[[Any], object], Any]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def call(self, function: Callable[[Any], object], future: Any) -> None:
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():  # as in a process that was forked
+                self._calls = queue.SimpleQueue()
+                self._thread = threading.Thread(target=self._serve, name="tritonmq-callbacks", daemon=True)
+                self._thread.start()
+        self._calls.put((function, future))
+
+    def _serve(self) -> None:
+        while True:
+            function, future = self._calls.get()
+            try:
+                function(future)
+            except Exception:
+                log.exception("a callback of a record's outcome failed")
+
+
+callbacks: Final = Callbacks()
+
+
+class OutcomeFuture(LazyFuture[None]):
     """Ends when its records' outcome is committed. Made real when somebody first looks at it: most are never looked at,
     and what a future consists of takes longer to make than all the rest of an outcome. Cannot be cancelled."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally  # Future.__init__ is called by Tally.look_at
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def _make_real(self) -> None:
         self._tally.look_at(self)
-        return object.__getattribute__(self, name)
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
         """It is called in a thread of this client's, or here and now if the future has ended."""
         super().add_done_callback(partial(_call, fn))
-
-    def cancel(self) -> bool:
-        """Always False."""
-        return False
 
 
 def _call(function: Callable[[Future[None]], object], future: Future[None]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from mq_client.queueing.places import Credit
+from mq_client.queueing.holdings import Credit
 
 STAYS_MAX: Final = 4
 """So many times in a row a leader is given the credit that its outcomes set free, before others that have something."""

@@ -19,7 +19,7 @@ from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.requests import ask_leaders
 from mq_client.queueing.administration import describe, ensure_declared, list_queues
-from mq_client.queueing.offsets import from_gaps, spelled_out, to_gaps
+from mq_client.queueing.leases import from_gaps, spelled_out, to_gaps
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidSetting, LeaseLost, TritonMQError, UnknownQueue

@@ -8,7 +8,8 @@ in (rows.py fits a DataFrame to a topic).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,9 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import types as spark
+from pyspark.sql.types import StructField, StructType
 
-from mq_protocol.errors import SchemaMismatch
+from mq_protocol.errors import InvalidSetting, SchemaMismatch
 from mq_protocol.names import did_you_mean
+from mq_spark.planning.options import is_of_table
+from mq_spark.planning.security_options import SECRETS
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
@@ -260,3 +264,37 @@ _COMPUTED: Final = {
 }
 """What a record's place in the log says, by the names that Kafka's connector gives; a typed topic's have an underscore
 before."""
+
+
+_KEY: Final = "tritonmq.options"
+
+
+def with_options(columns: StructType, given: Mapping[str, str]) -> StructType:
+    """The columns, and in the first one the options of the table; unchanged if `given` are no table's.
+
+    Spark tells a Python source the OPTIONS of a catalog table (`CREATE TABLE … USING tritonmq OPTIONS (…)`) once, when
+    it asks for the columns, and never again when the table is read or written. The columns it keeps in the catalog,
+    with what is said of each, and hands them over each time. Raises `InvalidSetting` for an option that holds a secret:
+    whoever sees the table would see it."""
+    kept = {name: value for name, value in given.items() if is_of_table(name)}
+    if not kept:
+        return columns
+    for name in kept:
+        if name.removeprefix("option.") in SECRETS:
+            raise InvalidSetting(
+                f"option {name.removeprefix('option.')} holds a secret, and whoever sees a table sees its options: "
+                "give tritonmq.token.location or certs, which name files"
+            )
+    first, *others = columns.fields
+    marked = StructField(first.name, first.dataType, first.nullable, {**first.metadata, _KEY: json.dumps(kept)})
+    return StructType([marked, *others])
+
+
+def options_of(columns: StructType | None) -> dict[str, str]:
+    """What `with_options` has put there, each of the OPTIONS twice, as Spark hands them over when the table is made;
+    empty for other columns."""
+    for column in columns or ():
+        if _KEY in column.metadata:
+            kept = json.loads(column.metadata[_KEY])
+            return {**kept, **{name.removeprefix("option."): value for name, value in kept.items()}}
+    return {}

@@ -18,12 +18,9 @@ from mq_spark.supported import check_pyspark
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from mq_spark.datasource.batch_reader import BatchReader
-    from mq_spark.datasource.batch_writer import BatchWriter
-    from mq_spark.datasource.lease_batch import LeaseBatchReader, Lent
-    from mq_spark.datasource.lease_reader import LeaseReader
-    from mq_spark.datasource.stream_reader import StreamReader
-    from mq_spark.datasource.stream_writer import StreamWriter
+    from mq_spark.datasource.lease_readers import LeaseBatchReader, LeaseReader, Lent
+    from mq_spark.datasource.readers import BatchReader, StreamReader
+    from mq_spark.datasource.writers import BatchWriter, StreamWriter
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -55,8 +52,8 @@ class TritonMQSource(DataSource):
     def _settings(self, columns: StructType | None = None) -> dict[str, str]:
         """The options, with what this process's environment says: it is the driver's. `columns`: those of a table in
         Spark's catalog carry its options."""
+        from mq_spark.datasource.schemas import options_of
         from mq_spark.datasource.securing import with_environment
-        from mq_spark.datasource.table_columns import options_of
 
         return with_environment({**options_of(columns), **self.options})
 
@@ -81,28 +78,28 @@ class TritonMQSource(DataSource):
             topics, include_headers=options.include_headers, include_metadata=options.include_metadata
         )
         if options.lease is None:
-            from mq_spark.datasource.table_columns import with_options
+            from mq_spark.datasource.schemas import with_options
 
             return with_options(plain, self.options)
-        from mq_spark.datasource.lease_rows import lease_schema
+        from mq_spark.datasource.lease_readers import lease_schema
 
         wanted = lease_schema(plain, topics[0], include_metadata=options.include_metadata)
         if options.lease.member:  # a stream, which is lent micro-batches
             return wanted
-        from mq_spark.datasource.lease_batch import Lent
+        from mq_spark.datasource.lease_readers import Lent
 
         self.lent = Lent.lend(options, topics)
         return self.lent.marked(wanted)
 
     @_without_our_frames
     def reader(self, schema: StructType) -> BatchReader | LeaseBatchReader:
-        from mq_spark.datasource.batch_reader import BatchReader
+        from mq_spark.datasource.readers import BatchReader
         from mq_spark.planning.options import parse_source
 
         options = parse_source(self._settings(schema), streaming=False)
         if options.lease is None:
             return BatchReader(options, schema)
-        from mq_spark.datasource.lease_batch import LeaseBatchReader
+        from mq_spark.datasource.lease_readers import LeaseBatchReader
 
         if self.lent is None:
             raise InvalidSetting(
@@ -119,18 +116,18 @@ class TritonMQSource(DataSource):
             self.lent.give_back()
         options = parse_source(self._settings(schema), streaming=True)
         if options.lease is not None:
-            from mq_spark.datasource.lease_reader import LeaseReader
+            from mq_spark.datasource.lease_readers import LeaseReader
 
             return LeaseReader(options, options.lease, schema)
-        from mq_spark.datasource.stream_reader import StreamReader
+        from mq_spark.datasource.readers import StreamReader
 
         return StreamReader(options, schema)
 
     @_without_our_frames
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Called on the driver, once: the topic and the columns are checked here, before there is any task."""
-        from mq_spark.datasource.batch_writer import BatchWriter
-        from mq_spark.datasource.sink_check import check_sink
+        from mq_spark.datasource.staging import check_sink
+        from mq_spark.datasource.writers import BatchWriter
         from mq_spark.planning.options import parse_sink
 
         options = parse_sink(self._settings(schema), streaming=False)
@@ -145,8 +142,8 @@ class TritonMQSource(DataSource):
 
         `overwrite` is Spark's word for complete mode, which writes every result anew: as with Kafka, they are appended.
         """
-        from mq_spark.datasource.sink_check import STREAM_AGE_S, check_sink
-        from mq_spark.datasource.stream_writer import StreamWriter
+        from mq_spark.datasource.staging import STREAM_AGE_S, check_sink
+        from mq_spark.datasource.writers import StreamWriter
         from mq_spark.planning.options import parse_sink
 
         options = parse_sink(self._settings(), streaming=True)

@@ -2,16 +2,22 @@
 
 Spark's daemon collects garbage after every task. A worker holds some 100,000 objects of pyspark's, pyarrow's and ours,
 which live as long as it does, and to walk over them takes 25 ms: as much as to read 50,000 rows.
+
+One traceback of pyspark's is kept off standard error. For `limit`, `show` and `first`, and when a query is stopped,
+Spark closes the socket of a worker that still has rows to send. The worker notices when it flushes that socket for the
+last time, and pyspark's daemon prints a traceback of `BrokenPipeError` before it ends the process as it should. Nothing
+is wrong and nothing is lost, but it stands beside the rows of a read that was good.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-from typing import Final
+import traceback
+from types import ModuleType
+from typing import Any, Final
 
 from mq_process.allocator import keep_freed_memory
-from mq_spark.datasource.closed_pipes import keep_quiet_about_closed_sockets
 
 _DAEMON: Final = "pyspark.daemon"
 
@@ -51,3 +57,26 @@ def prepare_process() -> None:
 
 
 WORKER: Final = _Worker()
+
+
+_PEER_IS_GONE: Final = (BrokenPipeError, ConnectionResetError)
+
+
+class _Traceback:
+    """Python's module `traceback`, but for `print_exc` of an error which only says that Spark has closed the socket."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(traceback, name)
+
+    @staticmethod
+    def print_exc(*args: Any, **options: Any) -> None:
+        if not isinstance(sys.exception(), _PEER_IS_GONE):
+            traceback.print_exc(*args, **options)
+
+
+def keep_quiet_about_closed_sockets(daemon: ModuleType) -> None:
+    """`daemon`: the module `pyspark.daemon` of this process, which Spark's daemon has forked. No other module is
+    touched: what a user's own code prints is printed as ever.
+    """
+    if getattr(daemon, "traceback", None) is traceback:
+        daemon.traceback = _Traceback()  # type: ignore[attr-defined]

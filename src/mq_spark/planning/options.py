@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,19 +20,21 @@ from mq_protocol import limits
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean, nearest
 from mq_protocol.work_keys import WORK_PREFIX, is_of_queue
-from mq_spark.planning.catalog_table import of_table
-from mq_spark.planning.kafka_clients import ISOLATION, PASSED_OVER, REFUSED, check_isolation
 from mq_spark.planning.lease_options import LeaseOptions, parse_lease
 from mq_spark.planning.option_table import (
     BOOTSTRAP,
     BOTH,
     ENDING,
     FORWARD,
+    ISOLATION,
+    PASSED_OVER,
     PER_TRIGGER,
+    REFUSED,
     SINK,
     SOURCE,
     STARTING,
     WITHOUT_EFFECT,
+    check_isolation,
     names,
 )
 from mq_spark.planning.option_values import (
@@ -54,6 +56,7 @@ from mq_spark.planning.security_options import SECURITY, SecurityOptions, parse_
 from mq_spark.planning.subscription import Subscription
 
 log = logging.getLogger(__name__)
+
 
 SINK_TIMEOUT_MS: Final = 120_000
 """A decision that has been asked for is worth waiting for: giving up costs the whole micro-batch."""
@@ -359,3 +362,31 @@ def _bootstrap(options: Mapping[str, str]) -> str:
     if not addresses:
         raise InvalidSetting(f"{BOOTSTRAP} is empty: write every broker as host:port, with commas between")
     return ",".join(addresses)
+
+
+_MARK: Final = "provider"
+_PREFIX: Final = "option."
+
+
+def is_of_table(name: str) -> bool:
+    """Whether it is one of the OPTIONS of a table, or the mark by which a table is known."""
+    return name.lower() == _MARK or name.lower().startswith(_PREFIX)
+
+
+def of_table(given: Mapping[str, str], known: Container[str]) -> dict[str, str] | None:
+    """The options of a table in Spark's catalog, `CREATE TABLE … USING tritonmq OPTIONS (…)`; None if `given` are no
+    table's. `known`: names of options, in lower case. Spark adds properties of its own, and the user's TBLPROPERTIES;
+    each of the OPTIONS it hands over twice, once with a prefix.
+
+    The OPTIONS are all there, misspelt ones too; of what stands beside them only what is an option (from `WITH (…)`, or
+    `spark.read.option(…).table(…)`). A table that names one topic to read is written to the same.
+    """
+    lower = {name.lower(): value for name, value in given.items()}
+    if _MARK not in lower:
+        return None
+    options = {name.removeprefix(_PREFIX): value for name, value in lower.items() if name.startswith(_PREFIX)}
+    options |= {name: value for name, value in lower.items() if name in known and name != "path"}
+    topic = options.get("subscribe", "")
+    if topic and "," not in topic:
+        options.setdefault("topic", topic)
+    return options

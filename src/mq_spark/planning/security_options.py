@@ -182,25 +182,18 @@ def _of_token(options: Mapping[str, str]) -> SecurityOptions:
         raise InvalidSetting(f"{MECHANISM}={mechanism[:20]!r} is not known{near}: {_NO_SASL}")
     if TOKEN_URL in options and mechanism != _OAUTHBEARER:
         raise InvalidSetting(f"{TOKEN_URL} goes with {MECHANISM}={_OAUTHBEARER}: give that, or leave one out")
-    where = [name for name in (CA, TRUSTSTORE, CERTS) if name in options]
-    if len(where) != 1:
-        fault = f"{' and '.join(where)} are given: leave one out" if where else f"{CERTS} is missing"
-        raise InvalidSetting(f"{fault}: it says where the authorities are that are believed ({CERTS}/ca.crt, or {CA})")
-    ca = "" if where == [CERTS] else options[where[0]]
+    says = f": it says where the authorities are that are believed ({CERTS}/ca.crt, or {CA})"
+    where = _only_one_of((CA, TRUSTSTORE, CERTS), options, f"{CERTS} is missing", says)
+    ca = "" if where == CERTS else options[where]
     if mechanism == _OAUTHBEARER:
         return SecurityOptions(options.get(CERTS, ""), ca=ca, token_file=_of_oauthbearer(options))
-    given = [name for name in (TOKEN_LOCATION, PASSWORD, JAAS) if name in options]
-    if len(given) != 1:
-        raise InvalidSetting(
-            f"{' and '.join(given)} are given: leave one out"
-            if given
-            else f"the token is missing: give {TOKEN_LOCATION}"
-        )
-    if given == [TOKEN_LOCATION]:
+    missing = f"the token is missing: give {TOKEN_LOCATION}"
+    given = _only_one_of((TOKEN_LOCATION, PASSWORD, JAAS), options, missing)
+    if given == TOKEN_LOCATION:
         if USERNAME in options:
             raise InvalidSetting(f"{USERNAME} goes with {PASSWORD}: leave it out, the token says who it is")
         return SecurityOptions(options.get(CERTS, ""), ca=ca, token_file=options[TOKEN_LOCATION])
-    if given == [JAAS]:
+    if given == JAAS:
         if USERNAME in options:
             raise InvalidSetting(f"{USERNAME} and {JAAS} are given: leave one out")
         return SecurityOptions(options.get(CERTS, ""), ca=ca, token=_of_jaas(options[JAAS]))
@@ -218,14 +211,17 @@ def _of_oauthbearer(options: Mapping[str, str]) -> str:
             f"{JAAS} with {MECHANISM}={_OAUTHBEARER} is to be: CLASS required; without anything else, of Kafka's "
             f"OAuthBearerLoginModule. Leave it out: {TOKEN_URL} says where the token is"
         )
-    given = [name for name in (TOKEN_LOCATION, TOKEN_URL) if name in options]
+    missing = f"the token is missing: give {TOKEN_URL}=file:///PATH"
+    given = _only_one_of((TOKEN_LOCATION, TOKEN_URL), options, missing)
+    return options[TOKEN_LOCATION] if given == TOKEN_LOCATION else _path_in(options[TOKEN_URL].strip())
+
+
+def _only_one_of(names: tuple[str, ...], options: Mapping[str, str], missing: str, says: str = "") -> str:
+    """That which is given. `says`: what it is for, after what is wrong."""
+    given = [name for name in names if name in options]
     if len(given) != 1:
-        raise InvalidSetting(
-            f"{' and '.join(given)} are given: leave one out"
-            if given
-            else f"the token is missing: give {TOKEN_URL}=file:///PATH"
-        )
-    return options[TOKEN_LOCATION] if given == [TOKEN_LOCATION] else _path_in(options[TOKEN_URL].strip())
+        raise InvalidSetting((f"{' and '.join(given)} are given: leave one out" if given else missing) + says)
+    return given[0]
 
 
 def _path_in(url: str) -> str:

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from mq_client.cluster.connection import HeldBack
 from mq_client.cluster.deadline import Deadline
-from mq_client.cluster.holding_back import HeldBack
 from mq_client.errors import Overloaded
 from mq_protocol.error_messages import from_wire, to_wire
 

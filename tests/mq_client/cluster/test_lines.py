@@ -1,10 +1,13 @@
-"""Calls with one request: what is kept for the next one, what is asked again, and what is told when one fails. The test
-is the broker."""
+"""Calls with one request, by the thread that waits or on the event loop of the process: what is kept for the next one,
+what is asked again, and what is told when one fails. The test is the broker."""
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,8 @@ from mq_client.cluster import lines
 from mq_client.cluster.client import Client
 from mq_client.cluster.credentials import current
 from mq_client.cluster.lines import FetchCall, call_unary
-from mq_client.errors import InternalError, NotYetWritten, OutcomeUnknown, TopicExists, Unreachable
+from mq_client.cluster.loop import call_later
+from mq_client.errors import InternalError, NotYetWritten, OutcomeUnknown, TopicExists, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.call import Kind, say
 from mq_protocol.pem import context, files_of_broker, read
@@ -72,6 +76,23 @@ def ask(at: str, timeout_s: float = WAIT_S, client: Client = lines.NOBODY) -> pb
     return call_unary(at, "Metadata", pb.MetadataRequest(), pb.MetadataResponse, timeout_s, client)
 
 
+def ask_later(at: str, told: queue.Queue[Any], timeout_s: float = WAIT_S) -> Callable[[], object]:
+    return call_later(at, "Metadata", pb.MetadataRequest(), pb.MetadataResponse, timeout_s, told.put, lines.NOBODY)
+
+
+def ask_on_the_loop(at: str, timeout_s: float = WAIT_S) -> pb.MetadataResponse:
+    told = queue.Queue[Any]()
+    ask_later(at, told, timeout_s)
+    answer: pb.MetadataResponse | TritonMQError = told.get(timeout=WAIT_S)
+    if isinstance(answer, TritonMQError):
+        raise answer
+    return answer
+
+
+Way = Callable[[str], pb.MetadataResponse]
+WAYS = pytest.mark.parametrize("way", [ask, ask_on_the_loop])
+
+
 def create(at: PlayedBroker) -> pb.CreateTopicResponse:
     return call_unary(at.address, "CreateTopic", pb.CreateTopicRequest(name="t"), pb.CreateTopicResponse, WAIT_S)
 
@@ -108,17 +129,31 @@ def test_a_fetch_that_is_broken_off_leaves_its_connection_to_nobody() -> None:
         assert at.connections == 2
 
 
-def test_an_error_is_raised_as_it_was_and_the_connection_serves_the_next_call() -> None:
-    def refuse(spoken: Spoken, request: bytes) -> bool:
-        spoken.fail(NotYetWritten("nothing there"))
-        return True
+def refuse(spoken: Spoken, request: bytes) -> bool:
+    spoken.fail(NotYetWritten("nothing there"))
+    return True
 
+
+def test_an_error_of_a_fetch_is_raised_as_it_was_and_the_connection_serves_the_next_call() -> None:
     with played(calls(refuse)) as at:
         for _ in range(2):
             with pytest.raises(NotYetWritten, match="nothing there"):
                 given(fetch(at))
-        with pytest.raises(NotYetWritten, match="nothing there"):
-            ask(at.address)
+        assert at.connections == 1
+
+
+@WAYS
+def test_an_error_is_raised_as_it_was_and_the_connection_serves_the_next_call(way: Way) -> None:
+    turn = count()
+
+    def every_other(spoken: Spoken, request: bytes) -> bool:
+        return (metadata if next(turn) % 2 else refuse)(spoken, request)
+
+    with played(calls(every_other)) as at:
+        for _ in range(2):
+            with pytest.raises(NotYetWritten, match="nothing there"):
+                way(at.address)
+            assert way(at.address).answered_by == 7
         assert at.connections == 1
 
 
@@ -192,23 +227,40 @@ def test_a_change_is_not_asked_on_a_kept_connection_that_has_ended() -> None:
             wait_until(lambda line=line: not line.is_quiet, "its end came")
 
 
-@pytest.mark.parametrize("is_fetch", [True, False])
-def test_a_call_that_the_broker_has_not_begun_is_made_on_another_connection(is_fetch: bool) -> None:
-    """It has closed the connection just as it was asked."""
+@pytest.mark.parametrize("later", [False, True])
+@WAYS
+def test_a_call_that_the_broker_has_not_begun_is_made_on_another_connection(way: Way, later: bool) -> None:
+    """It closes the connection after the first call, or just as it is asked again."""
+
+    def serve(spoken: Spoken) -> None:
+        request = spoken.hear_call()
+        assert request is not None
+        metadata(spoken, request)
+        if later:
+            spoken.hear_call()
+        spoken.socket.sendall(b"".join(say(Kind.CLOSE)))
+
+    with played(serve) as at:
+        for connections in range(1, 4):
+            assert way(at.address).answered_by == 7
+            assert at.connections == connections
+
+
+def test_a_fetch_that_the_broker_has_not_begun_is_made_on_another_connection() -> None:
     heard: list[str] = []
 
     def serve(spoken: Spoken) -> None:
         request = spoken.hear_call()
         assert request is not None
         heard.append(spoken.opened.method)
-        (two_chunks if is_fetch else metadata)(spoken, request)
+        two_chunks(spoken, request)
         if len(heard) == 1:
             spoken.hear_call()
             spoken.socket.sendall(b"".join(say(Kind.CLOSE)))
 
     with played(serve) as at:
         for _ in range(2):
-            assert len(given(fetch(at))) == 2 if is_fetch else ask(at.address).answered_by == 7
+            assert len(given(fetch(at))) == 2
         assert at.connections == 2
 
 
@@ -272,7 +324,11 @@ def test_a_broker_that_has_stopped_is_waited_for_as_long_as_was_given() -> None:
         return True
 
     with played(calls(stop)) as at:
-        for call in (lambda: given(fetch(at, timeout_s=0.3)), lambda: ask(at.address, 0.3)):
+        for call in (
+            lambda: given(fetch(at, timeout_s=0.3)),
+            lambda: ask(at.address, 0.3),
+            lambda: ask_on_the_loop(at.address, 0.3),
+        ):
             with pytest.raises(OutcomeUnknown, match="did not answer in time: ask again"):
                 call()
 
@@ -291,23 +347,51 @@ def test_a_broker_whose_word_comes_too_late_has_not_answered_in_time() -> None:
         ask(at.address, 0.3)
 
 
-def test_what_a_broker_says_against_the_protocol_is_no_refusal() -> None:
+AGAINST = [
+    b"\xff" * 8,
+    b"".join(say(Kind.END)),
+    b"".join(say(Kind.MESSAGE, b"\xff\xff")) + b"".join(say(Kind.END)),
+    b"\0\0\0\1\0\0\0\0\x63",
+    b"".join(say(Kind.MESSAGE, b"") * 2) + b"".join(say(Kind.END)),
+]
+
+
+@pytest.mark.parametrize("said", AGAINST)
+def test_what_a_broker_says_against_the_protocol_is_no_refusal(said: bytes) -> None:
     """It may have done what it was asked."""
-    for said in (
-        b"\xff" * 8,
-        b"\0\0\0\1\0\0\0\0\x63",
-        b"".join(say(Kind.END)),
-        b"".join(say(Kind.MESSAGE, b"\xff\xff")) + b"".join(say(Kind.END)),
-        b"".join(say(Kind.MESSAGE, b"") * 2) + b"".join(say(Kind.END)),
-    ):
 
-        def serve(spoken: Spoken, request: bytes, said: bytes = said) -> bool:
-            spoken.socket.sendall(said)
-            return False
+    def serve(spoken: Spoken, request: bytes) -> bool:
+        spoken.socket.sendall(said)
+        return False
 
-        with played(calls(serve)) as at, pytest.raises(Unreachable) as raised:
+    with played(calls(serve)) as at:
+        with pytest.raises(Unreachable) as raised:
             create(at)
         assert not raised.value.definite
+        if said in AGAINST[:3]:
+            with pytest.raises(Unreachable):
+                ask_on_the_loop(at.address)
+
+
+def test_a_call_on_the_loop_that_is_broken_off_is_told_once() -> None:
+    asked = queue.Queue[None]()
+
+    def serve(spoken: Spoken, request: bytes) -> bool:
+        asked.put(None)
+        return True
+
+    with played(calls(serve)) as at:
+        told = queue.Queue[Any]()
+        break_off = ask_later(at.address, told)
+        asked.get(timeout=WAIT_S)
+        break_off()
+        broken = told.get(timeout=WAIT_S)
+        assert isinstance(broken, Unreachable)
+        assert "ended here" in str(broken)
+        break_off()
+        ask_later(at.address, told)()
+        assert isinstance(told.get(timeout=WAIT_S), Unreachable)
+        assert told.empty()
 
 
 def test_who_is_refused_while_it_still_sends_is_told_why() -> None:

@@ -111,6 +111,9 @@ def test_streams_follow_the_leaders(scripted: Scripted) -> None:
     assert opened() == [("b:2", [("t", 0), ("t", 1)])]
     assert (first.closed, second.closed) == (True, True)
     assert list(watch._streams) == ["b:2"]
+    say(scripted, topic_info(2, 2, 1, epoch=2))  # a partition was added
+    assert watch._watch_leaders()
+    assert opened() == [("b:1", [("t", 2)])]
 
 
 def test_a_topic_that_cannot_be_asked_about_for_now_leaves_the_others_watched(scripted: Scripted) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from mq_client import Admin, InvalidRequest, Producer, UnknownTopic, Unreachable
+from mq_client import Admin, InvalidRequest, Producer
 from mq_client.cluster import offset_watch as offsets
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
@@ -64,64 +63,6 @@ def test_of_a_topic_only_some_partitions_may_be_watched(admin: Admin, bootstrap:
         producer.publish(topic, b"x", partition=2).result(30)
         eventually(lambda: watch.latest()[topic][2] == (0, 1))
         assert 1 not in watch.latest()[topic]
-
-
-def test_partitions_that_are_added_are_watched_without_being_waited_for(
-    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(offsets, "_REFRESH_S", 0.1)
-    admin.create_topic(topic)
-    with OffsetWatch(bootstrap, [topic]) as watch:
-        watch.wait_first(Deadline(30_000))
-        admin.alter_topic(topic, partitions=3)
-        eventually(lambda: sorted(watch.latest()[topic]) == [0, 1, 2])
-
-
-def test_a_topic_that_is_deleted_is_told_whoever_reads_on(
-    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(offsets, "_REFRESH_S", 0.1)
-    admin.create_topic(topic)
-    with OffsetWatch(bootstrap, [topic]) as watch:
-        watch.wait_first(Deadline(30_000))
-        admin.delete_topic(topic)
-        with pytest.raises(UnknownTopic):
-            eventually(lambda: not watch.latest())
-        watch.watch([])
-        assert watch.latest() == {}
-
-
-def test_a_topic_that_was_made_again_is_heard_of_though_it_has_had_fewer_leaders(
-    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(offsets, "_REFRESH_S", 0.1)
-    admin.create_topic(topic)
-    connection = Connection(bootstrap)
-    refresh = connection.refresh
-    with OffsetWatch(connection, [topic]) as watch, Producer(bootstrap) as producer:
-        watch.wait_first(Deadline(30_000))
-        watch._learn(topic, pb.PartitionOffsets(partition=0, leader_epoch=7, log_end_offset=9))
-        watch._learn(topic, pb.PartitionOffsets(partition=1, leader_epoch=7, log_end_offset=9))
-        producer.publish(topic, b"x").result(30)
-        monkeypatch.setattr(connection, "refresh", lambda *asked: replace(refresh(*asked), topic_id="another"))
-        eventually(lambda: watch.latest() == {topic: {0: (0, 1)}})
-
-
-def test_asking_gives_the_same_as_being_told(admin: Admin, bootstrap: str, topic: str) -> None:
-    admin.create_topic(topic)
-    with OffsetWatch(bootstrap, [topic]) as watch, Producer(bootstrap) as producer:
-        producer.publish(topic, b"x").result(30)
-        assert watch.ask(Deadline(30_000)) == {topic: {0: (0, 1)}}
-
-
-def test_an_unknown_topic_is_told_by_the_first_wait(bootstrap: str, topic: str) -> None:
-    with OffsetWatch(bootstrap, [topic]) as watch, pytest.raises(UnknownTopic):
-        watch.wait_first(Deadline(30_000))
-
-
-def test_nobody_there_is_told_in_time() -> None:
-    with OffsetWatch("127.0.0.1:1", ["t"]) as watch, pytest.raises(Unreachable):
-        watch.wait_first(Deadline(1_500))
 
 
 def test_offsets_are_measured_in_stored_bytes(admin: Admin, bootstrap: str, topic: str) -> None:

@@ -297,8 +297,11 @@ def test_a_log_that_does_not_grow_ends_the_read_with_where_to_go_on(reader: Read
     found = reader.read("t", 0, 0, 5)
     assert next(found).num_rows == 2
     began = clock.now
-    with pytest.raises(NotYetWritten, match=r"ends at offset 2, and nothing came there for 10000 ms.*read on from 2"):
+    with pytest.raises(
+        NotYetWritten, match=r"ends at offset 2, and nothing came there for 10000 ms.*read on from 2"
+    ) as late:
         next(found)
+    assert (late.value.retriable, late.value.definite) == (True, True)
     assert clock.now - began == pytest.approx(10.0)
 
 

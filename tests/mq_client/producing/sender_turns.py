@@ -26,16 +26,6 @@ DELIVERY_S = 30.0
 STALL_S = sender_module._STALL_S
 
 
-class Clock:
-    """In the place of the sender's `time`."""
-
-    now = T0
-
-    @classmethod
-    def monotonic(cls) -> float:
-        return cls.now
-
-
 class Stream:
     """A broker's end of a produce stream: what was sent on it."""
 
@@ -93,7 +83,11 @@ class Turns:
         acks = settings.pop("acks", pb.ALL)
         made = AccumulatorSettings(**{**options, "compression": None, **settings})
         self.lead(1, 1)
-        self.sender = Sender(self.connection, made, acks, self.changed.append, age_s_max)
+        self.now = T0
+        opened: Any = Stream
+        self.sender = Sender(
+            *(self.connection, made, acks, self.changed.append, age_s_max), clock=lambda: self.now, open_stream=opened
+        )
         self.asked = Asked()
         self.sender._refresher = self.asked  # type: ignore[assignment]
         self.accumulator = self.sender.accumulator
@@ -120,7 +114,7 @@ class Turns:
 
     def turn(self, now: float = T0) -> tuple[list[pb.ProduceHeader], list[Answer], float]:
         """What goes out, what ended, and when to look again. Each answer is told, as the thread does."""
-        Clock.now = now
+        self.now = now
         ready, answers, wake = self.sender._plan(now)
         for answer in answers:
             answer.tell()

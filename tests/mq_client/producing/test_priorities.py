@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from mq_client.errors import InvalidSetting
-from mq_client.producing import sender
 from mq_client.producing.lanes import USUAL, Attributes, Due
 from mq_client.producing.scheduling import attributes_of, checked_priority
 from mq_client.producing.targets import OTHERS_MAX
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import PRIORITY_MAX, PRIORITY_USUAL
 from tests.mq_client.producing.filling import accumulator, add, take_all, values, view
-from tests.mq_client.producing.sender_turns import T0, Clock, Stream, Turns
+from tests.mq_client.producing.sender_turns import Turns
 
 
 def test_records_of_one_priority_share_a_batch_whatever_comes_between() -> None:
@@ -42,12 +41,7 @@ def test_a_priority_is_a_number_from_0_to_31(wrong: object) -> None:
         checked_priority(wrong)  # type: ignore[arg-type]
 
 
-def test_each_batch_says_its_priority_unless_it_is_the_usual_one_and_when_it_is_due(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sender, "ProduceStream", Stream)
-    monkeypatch.setattr(sender, "time", Clock)
-    monkeypatch.setattr(Clock, "now", T0)
+def test_each_batch_says_its_priority_unless_it_is_the_usual_one_and_when_it_is_due() -> None:
     turns = Turns(acks=pb.NONE)
     for priority in (0, PRIORITY_USUAL, PRIORITY_MAX):
         turns.publish(attributes=Attributes(priority))
@@ -66,11 +60,8 @@ def test_a_ttl_is_a_number_of_milliseconds_up_to_a_year(wrong: object) -> None:
         attributes_of(4, wrong)  # type: ignore[arg-type]
 
 
-def test_a_ttl_is_said_beside_the_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ttl_is_said_beside_the_priority() -> None:
     assert [attributes_of(4, None), attributes_of(9, 1.4)] == [USUAL, Attributes(9, 1)]
-    monkeypatch.setattr(sender, "ProduceStream", Stream)
-    monkeypatch.setattr(sender, "time", Clock)
-    monkeypatch.setattr(Clock, "now", T0)
     turns = Turns()
     for attributes in (USUAL, Attributes(ttl_ms=5), Attributes(9, 6)):
         turns.publish(attributes=attributes)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mq_client.errors import NotAuthenticated, TritonMQError, Unreachable
-from mq_client.producing.produce_stream import ProduceStream
+from mq_client.producing.sender import ProduceStream
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.call import Kind
 from mq_protocol.envelope import Envelope

@@ -21,7 +21,7 @@ from mq_client import (
     UnknownPartition,
     UnknownTopic,
 )
-from mq_client.producing.uuids import piece_uuid
+from mq_client.producing.splitting import piece_uuid
 from mq_protocol.partitioner import partition_for_key
 
 OWN = uuids.UUID(int=5)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import queue
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +21,11 @@ from mq_client.producing.refresher import Refresher
 
 
 class Metadata:
-    """In the connection's place: what was refreshed, and an event for each time that it is done."""
+    """In the connection's place: what was refreshed, and an event for each time that it is done. `now`: the time."""
+
+    now = 100.0
 
     def __init__(self) -> None:
-        import queue
-
         self.calls: queue.Queue[tuple[str, set[str]]] = queue.Queue()
         self.answers: queue.Queue[TritonMQError | None] = queue.Queue()
         self.told: queue.Queue[None] = queue.Queue()
@@ -45,7 +45,7 @@ def metadata() -> Metadata:
 @pytest.fixture
 def refresher(metadata: Metadata) -> Iterator[Refresher]:
     asked: Any = metadata
-    made = Refresher(asked, lambda: metadata.told.put(None))
+    made = Refresher(asked, lambda: metadata.told.put(None), lambda: metadata.now)
     yield made
     made.stop()
     if made._thread is not None:
@@ -79,11 +79,9 @@ def test_a_refusal_is_told_once(refresher: Refresher, metadata: Metadata) -> Non
 
 
 def test_it_is_logged_once_that_no_broker_answers_and_once_that_one_does_again(
-    refresher: Refresher, metadata: Metadata, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    refresher: Refresher, metadata: Metadata, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    now = [100.0]
-    monkeypatch.setattr(refresher_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     nobody = Unreachable("no broker answered at 127.0.0.1:9")
 
     def asked(answer: TritonMQError | None) -> list[tuple[str, str]]:
@@ -91,7 +89,7 @@ def test_it_is_logged_once_that_no_broker_answers_and_once_that_one_does_again(
         refresher.ask("a")
         metadata.answers.put(answer)
         metadata.told.get(timeout=30)
-        now[0] += 3.0
+        metadata.now += 3.0
         mine = [record for record in caplog.records if record.name == refresher_module.__name__]
         return [(record.levelname, record.getMessage()) for record in mine]
 

@@ -28,20 +28,12 @@ from mq_client.producing import sender as sender_module
 from mq_client.producing.accumulator import Answer
 from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordFuture
 from mq_protocol import mq_pb2 as pb
-from tests.mq_client.producing.sender_turns import DELIVERY_S, STALL_S, T0, Clock, Stream, Turns
+from tests.mq_client.producing.sender_turns import DELIVERY_S, STALL_S, T0, Turns
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> type[Turns]:
-    monkeypatch.setattr(sender_module, "ProduceStream", Stream)
-    monkeypatch.setattr(sender_module, "time", Clock)
-    monkeypatch.setattr(Clock, "now", T0)
-    return Turns
-
-
-@pytest.fixture
-def turns(made: type[Turns]) -> Turns:
-    return made()
+def turns() -> Turns:
+    return Turns()
 
 
 def result(outcome: BatchOutcome, index: int = 0) -> Any:
@@ -150,8 +142,8 @@ def test_a_flush_that_is_too_short_says_how_many_batches_have_no_answer(turns: T
     turns.sender.flush(Deadline(0))
 
 
-def test_a_flush_does_not_wait_for_the_linger(made: type[Turns]) -> None:
-    turns = made(linger_s=10.0)
+def test_a_flush_does_not_wait_for_the_linger() -> None:
+    turns = Turns(linger_s=10.0)
     view = turns.connection.known_topic("t")
     assert view is not None
     target = turns.accumulator.add_target(view)
@@ -365,10 +357,8 @@ def test_a_topic_that_is_gone_is_forgotten_with_its_refusal_unless_somebody_wait
     assert isinstance(error(waiting), UnknownTopic)
 
 
-def test_a_topic_heard_of_long_ago_is_asked_for_once_in_its_time(
-    made: type[Turns], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turns = made(metadata_age_s_max=30.0)
+def test_a_topic_heard_of_long_ago_is_asked_for_once_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Turns(metadata_age_s_max=30.0)
     view = turns.connection.known_topic("t")
     assert view is not None
     turns.accumulator.add_target(view)

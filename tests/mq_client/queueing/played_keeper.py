@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from google.protobuf.message import Message
 
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import TritonMQError
-from mq_client.queueing import keeper as keeper_module
-from mq_client.queueing.keeper import Keeper
+from mq_client.queueing.holdings import Credit, Place, Terms
+from mq_client.queueing.keeper import GATHER_S, Keeper
 from mq_client.queueing.leases import HeldLease
-from mq_client.queueing.places import Credit, Place, Terms
-from mq_client.queueing.planning import GATHER_S
 from mq_client.queueing.shelf import Rows
 from mq_client.queueing.work_streams import Told
 from mq_protocol import mq_pb2 as pb
@@ -176,7 +173,6 @@ class Played:
 
     def __init__(
         self,
-        monkeypatch: pytest.MonkeyPatch,
         *leaders: int,
         in_flight_max: int = 10,
         bytes_max: int = 1_000_000,
@@ -186,11 +182,10 @@ class Played:
         filter_text: str = "",
     ) -> None:
         self.clock = Clock()
-        monkeypatch.setattr(keeper_module, "time", self.clock)
         self.leaders = Leaders(*(leaders or (1,)))
         credit = Credit(in_flight_max, bytes_max)
         terms = Terms("t", "g", "m", b"k" * 16, credit, 1, lease_ms, accept, priority, filter_text)
-        self.keeper = Keeper(self.leaders, terms)
+        self.keeper = Keeper(self.leaders, terms, self.clock.monotonic)
         self.refreshes: Any = _Refreshes()
         self.keeper._refresher = self.refreshes
         self.loop: Any = _Loop(self.clock)

@@ -21,7 +21,6 @@ from mq_client.errors import (
     UnknownQueue,
 )
 from mq_client.queueing import administration as asking
-from mq_client.queueing import browsing
 from mq_client.queueing.administrator import QueueAdministrator
 from mq_protocol import mq_pb2 as pb
 from tests.mq_client.cluster.administrating import answers, say
@@ -166,9 +165,9 @@ class Stored:
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> type[Stored]:
     Stored.start, Stored.asked = 0, []
-    monkeypatch.setattr(browsing, "Reader", Stored)
+    monkeypatch.setattr(asking, "Reader", Stored)
     monkeypatch.setattr(
-        browsing,
+        asking,
         "batch_to_records",
         lambda batch, topic, partition, base, _, typed: [(partition, base + at) for at in range(batch.num_rows)],
     )
@@ -228,7 +227,7 @@ def test_names_that_cannot_be_are_refused_at_once(
 
 def test_counts_and_starts_that_cannot_be_are_refused_at_once(scripted: Scripted) -> None:
     admin = Administrator(scripted)
-    for count in (0, -1, browsing.BROWSED_MAX + 1):
+    for count in (0, -1, asking.BROWSED_MAX + 1):
         for ask in (admin.pop_queue, admin.peek_queue):
             with pytest.raises(InvalidRequest, match="can be asked for at once"):
                 ask("t", "g", count)

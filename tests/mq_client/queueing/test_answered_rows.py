@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from mq_client.cluster.connection import TopicView
-from mq_client.queueing.answered_rows import rows_in, slices_in
+from mq_client.queueing.shelf import rows_in, slices_in
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from tests.mq_client.queueing.played_keeper import Leaders

@@ -9,6 +9,7 @@ from mq_client.errors import (
     InternalError,
     InvalidRequest,
     LeaseLost,
+    MemberInUse,
     NotEnoughReplicas,
     NotLeader,
     OutcomeUnknown,
@@ -18,7 +19,7 @@ from mq_client.errors import (
     UnknownQueue,
     Unreachable,
 )
-from mq_client.queueing.answers import DECLARED_S
+from mq_client.queueing.sessions import DECLARED_S
 from mq_client.queueing.settling import ACK, RELEASE
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
@@ -38,17 +39,15 @@ from tests.mq_client.queueing.test_answered_rows import answer
         pb.LeaseResponse(lease=pb.LeaseId(leader_epoch=1, entry=1)),
     ],
 )
-def test_a_lease_that_cannot_be_ends_the_queue_and_is_not_taken(
-    monkeypatch: pytest.MonkeyPatch, lease: pb.LeaseResponse
-) -> None:
-    played = Played(monkeypatch)
+def test_a_lease_that_cannot_be_ends_the_queue_and_is_not_taken(lease: pb.LeaseResponse) -> None:
+    played = Played()
     played.lend_unread(lease)
     assert isinstance(played.keeper.error, InternalError)
     assert played.keeper.holdings.held == 0
 
 
-def test_rows_that_come_with_a_lease_are_handed_out_and_weigh_what_they_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_rows_that_come_with_a_lease_are_handed_out_and_weigh_what_they_took() -> None:
+    played = Played()
     lease = lent(5, 0, 2)
     with_rows, payloads = answer((0, 2, None))
     lease.MergeFrom(with_rows)
@@ -70,12 +69,13 @@ def test_rows_that_come_with_a_lease_are_handed_out_and_weigh_what_they_took(mon
         (Unreachable("gone"), True, True),
         (OutcomeUnknown("no answer"), True, True),
         (InvalidRequest("never"), False, False),
+        (MemberInUse("another process works as member 'm'"), False, False),
     ],
 )
 def test_what_passes_is_asked_again_after_a_pause_and_what_does_not_ends_the_queue(
-    monkeypatch: pytest.MonkeyPatch, error: TritonMQError, asked_again: bool, doubted: bool
+    error: TritonMQError, asked_again: bool, doubted: bool
 ) -> None:
-    played = Played(monkeypatch)
+    played = Played()
     played.said()
     played.break_off(error)
     assert (played.keeper.error is None) == asked_again
@@ -86,17 +86,15 @@ def test_what_passes_is_asked_again_after_a_pause_and_what_does_not_ends_the_que
     assert any(request.HasField("open") for request in played.said()) == asked_again
 
 
-def test_a_leader_that_is_named_is_asked_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_a_leader_that_is_named_is_asked_next() -> None:
+    played = Played()
     played.refuse(NotLeader("another", leader=2, leader_epoch=2))
     played.clock.now = played.place.ask_after
     assert any(request.HasField("open") for request in played.said("b:2"))
 
 
-def test_a_group_that_is_not_known_is_one_that_was_declared_lately_or_one_that_is_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    played = Played(monkeypatch)
+def test_a_group_that_is_not_known_is_one_that_was_declared_lately_or_one_that_is_gone() -> None:
+    played = Played()
     for passed_s, known in ((0.0, True), (DECLARED_S - 0.1, True), (5.0, False)):
         played.clock.now += passed_s
         played.refuse(UnknownQueue("no such queue"))
@@ -107,8 +105,8 @@ def test_a_group_that_is_not_known_is_one_that_was_declared_lately_or_one_that_i
 # ---------------------------------------------------------------- outcomes
 
 
-def test_each_line_of_outcomes_has_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_each_line_of_outcomes_has_its_own_answer() -> None:
+    played = Played()
     lease = played.lend(4)
     futures = [played.keeper.settle(lease, places(index), word) for index, word in ((0, ACK), (1, RELEASE))]
     busy, never = (pb.SettleAnswer(error=to_wire(error)) for error in (Overloaded("busy"), InvalidRequest("never")))
@@ -126,11 +124,9 @@ def test_each_line_of_outcomes_has_its_own_answer(monkeypatch: pytest.MonkeyPatc
         played.keeper.settle(lease, places(1), ACK)
 
 
-def test_what_is_lost_is_told_whether_it_was_said_before_or_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_lost_is_told_whether_it_was_said_before_or_not() -> None:
     for word in (RELEASE, ACK):
-        played = Played(monkeypatch)
+        played = Played()
         lease = played.lend(2)
         future = played.keeper.settle(lease, places(0), word)
         played.one()
@@ -139,7 +135,7 @@ def test_what_is_lost_is_told_whether_it_was_said_before_or_not(
         played.one().done(0, 1)
         played.rest()
         assert isinstance(future.exception(0), LeaseLost)
-    played = Played(monkeypatch)
+    played = Played()
     lease = played.lend(2)
     future = played.keeper.settle(lease, places(0), RELEASE)
     played.one().done(0, 1)
@@ -150,8 +146,8 @@ def test_what_is_lost_is_told_whether_it_was_said_before_or_not(
 # ---------------------------------------------------------------- extensions
 
 
-def test_what_could_not_be_extended_is_lost_unless_it_has_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_what_could_not_be_extended_is_lost_unless_it_has_an_outcome() -> None:
+    played = Played()
     lease = played.lend(4)
     extension = played.keeper.extend(lease, places(0, 1, 2))
     [asked] = played.sayings()
@@ -163,8 +159,8 @@ def test_what_could_not_be_extended_is_lost_unless_it_has_an_outcome(monkeypatch
     assert [lease.state(index) for index in range(4)] == [5, 3, 0, 0]
 
 
-def test_an_extension_that_can_never_be_is_told_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_an_extension_that_can_never_be_is_told_and_nothing_is_lost() -> None:
+    played = Played()
     lease = played.lend(4)
     extension = played.keeper.extend(lease, places(0))
     played.one().refuse(InvalidRequest("never"))

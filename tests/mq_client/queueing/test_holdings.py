@@ -7,9 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from mq_client.queueing.holdings import Holdings
+from mq_client.queueing.holdings import Holdings, Place
 from mq_client.queueing.leases import DONE, LOST, SETTLING, HeldLease, LeaseId
-from mq_client.queueing.places import Place
 from mq_client.queueing.settling import ACK, RELEASE, Tally
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-import pytest
-
 from mq_client.errors import LeaseLost, Unreachable
 from mq_client.queueing.settling import ACK, failed
 from mq_protocol import mq_pb2 as pb
@@ -18,8 +16,8 @@ A, F, R, E = pb.OUTCOME_ACK, pb.OUTCOME_FAIL, pb.OUTCOME_RELEASE, pb.OUTCOME_EXT
 class Ordered(Played):
     """A member that was lent so many records in order, which are worked on one after another."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-        super().__init__(monkeypatch, in_flight_max=4)
+    def __init__(self, count: int) -> None:
+        super().__init__(in_flight_max=4)
         self.lease = self.lend(count, order=pb.ORDER_ALL)
 
     @property
@@ -36,16 +34,16 @@ class Ordered(Played):
         return self.keeper.settle_one(self.lease, index, ACK)
 
 
-def test_the_next_record_is_handed_out_once_the_one_before_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = Ordered(monkeypatch, 3)
+def test_the_next_record_is_handed_out_once_the_one_before_is_acknowledged() -> None:
+    of = Ordered(3)
     of.take()
     assert not of.free
     of.ack(0)
     assert of.take_offset() == 1, "before the answer"
 
 
-def test_records_are_in_the_order_of_the_column_that_their_leader_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_records_are_in_the_order_of_the_column_that_their_leader_names() -> None:
+    played = Played()
     played.lend_unread(lent(5, 0, 3, order=pb.ORDER_KEY, order_by="n"))
     played.read([7, 7, 8])
     assert [played.take()[1] for _ in range(2)] == [0, 2]
@@ -53,10 +51,10 @@ def test_records_are_in_the_order_of_the_column_that_their_leader_names(monkeypa
         assert not played.keeper.holdings.shelf, "the other record of 7 waits"
 
 
-def test_when_a_record_goes_back_nothing_of_its_key_is_begun_before_the_answer_and_what_went_with_it_is_let_go(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    of = Ordered(monkeypatch, 4)
+def test_when_a_record_goes_back_nothing_of_its_key_is_begun_before_the_answer_and_what_went_with_it_is_let_go() -> (
+    None
+):
+    of = Ordered(4)
     of.take()
     future = of.keeper.settle_one(of.lease, 0, failed("boom"))
     said = of.one()
@@ -74,8 +72,8 @@ def test_when_a_record_goes_back_nothing_of_its_key_is_begun_before_the_answer_a
     assert of.take_offset() == 3, "what it was not told to let go it has still"
 
 
-def test_after_a_lost_record_the_leader_is_asked_which_of_the_others_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = Ordered(monkeypatch, 4)
+def test_after_a_lost_record_the_leader_is_asked_which_of_the_others_are_left() -> None:
+    of = Ordered(4)
     of.take()
     future = of.ack(0)
     of.take()
@@ -100,11 +98,9 @@ def test_after_a_lost_record_the_leader_is_asked_which_of_the_others_are_left(mo
     assert not of.free
 
 
-def test_records_lent_before_a_loss_was_told_are_asked_about_before_they_are_worked_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_records_lent_before_a_loss_was_told_are_asked_about_before_they_are_worked_on() -> None:
     """By an ack with outputs, which goes by a request: its answer may overtake what was lent before."""
-    of = Ordered(monkeypatch, 2)
+    of = Ordered(2)
     of.take()
     future = of.keeper.ack_with_outputs(of.lease, places(0), (StagedPart("out", 0, (b"u" * 16,), 1, "o"),))
     of.one_request().done(0, 1)
@@ -126,8 +122,8 @@ def test_records_lent_before_a_loss_was_told_are_asked_about_before_they_are_wor
     assert of.take_offset() == 1
 
 
-def test_after_a_return_whose_first_answer_was_lost_the_leader_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = Ordered(monkeypatch, 4)
+def test_after_a_return_whose_first_answer_was_lost_the_leader_is_asked_too() -> None:
+    of = Ordered(4)
     of.take()
     future = of.keeper.settle_one(of.lease, 0, failed("boom"))
     assert of.one().lines == [(F, [0, 1])]

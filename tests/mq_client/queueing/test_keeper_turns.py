@@ -14,7 +14,7 @@ from mq_client.errors import (
     UnknownQueue,
     UnknownTopic,
 )
-from mq_client.queueing.planning import GATHER_S
+from mq_client.queueing.keeper import GATHER_S
 from mq_client.queueing.settling import ACK, failed
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.manifest import StagedPart
@@ -27,8 +27,8 @@ A, F, R, E = pb.OUTCOME_ACK, pb.OUTCOME_FAIL, pb.OUTCOME_RELEASE, pb.OUTCOME_EXT
 # ---------------------------------------------------------------- when outcomes go out
 
 
-def test_outcomes_wait_for_others_while_there_is_something_to_work_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_outcomes_wait_for_others_while_there_is_something_to_work_on() -> None:
+    played = Played()
     lease = played.lend(4)
     played.take()
     future = played.keeper.settle_one(lease, 0, ACK)
@@ -45,15 +45,13 @@ def test_outcomes_wait_for_others_while_there_is_something_to_work_on(monkeypatc
     assert future.result(0) is None
 
 
-def test_outcomes_go_out_at_once_if_nothing_else_is_to_be_worked_on_or_if_they_are_half_of_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    played = Played(monkeypatch)
+def test_outcomes_go_out_at_once_if_nothing_else_is_to_be_worked_on_or_if_they_are_half_of_all() -> None:
+    played = Played()
     lease = played.lend(1)
     played.take()
     played.keeper.settle_one(lease, 0, ACK)
     assert [saying.lines for saying in played.sayings()] == [[(A, [0, 1])]]
-    played = Played(monkeypatch, in_flight_max=10)
+    played = Played(in_flight_max=10)
     lease = played.lend(8)
     for index in range(4):
         played.take()
@@ -64,10 +62,8 @@ def test_outcomes_go_out_at_once_if_nothing_else_is_to_be_worked_on_or_if_they_a
     assert [saying.lines for saying in played.sayings()] == [[(A, [0, 5])]]
 
 
-def test_what_was_refused_for_now_is_said_again_after_a_pause_and_before_all_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    played = Played(monkeypatch)
+def test_what_was_refused_for_now_is_said_again_after_a_pause_and_before_all_else() -> None:
+    played = Played()
     lease = played.lend(2)
     played.take()
     played.keeper.settle(lease, places(0), ACK)
@@ -88,9 +84,9 @@ def test_what_was_refused_for_now_is_said_again_after_a_pause_and_before_all_els
 # ---------------------------------------------------------------- outcomes with outputs
 
 
-def test_acks_with_outputs_are_numbered_on_from_what_the_leader_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acks_with_outputs_are_numbered_on_from_what_the_leader_tells() -> None:
     """A former process of the member may have given numbers; a lower one would be taken for done."""
-    played = Played(monkeypatch)
+    played = Played()
     first = lent(5, 0, 3)
     first.number = 41
     played.lend_unread(first)
@@ -103,8 +99,8 @@ def test_acks_with_outputs_are_numbered_on_from_what_the_leader_tells(monkeypatc
         asked.done()
 
 
-def test_of_an_ack_with_outputs_that_is_lost_in_part_the_rest_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_of_an_ack_with_outputs_that_is_lost_in_part_the_rest_goes_back() -> None:
+    played = Played()
     lease = played.lend(3)
     future = played.keeper.ack_with_outputs(lease, places(0, 1, 2), PART)
     played.one_request().done(1, 1)
@@ -118,8 +114,8 @@ def test_of_an_ack_with_outputs_that_is_lost_in_part_the_rest_goes_back(monkeypa
     assert played.keeper.holdings.held == 0
 
 
-def test_a_request_to_a_broker_that_leads_no_more_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_a_request_to_a_broker_that_leads_no_more_is_broken_off() -> None:
+    played = Played()
     lease = played.lend(3)
     future = played.keeper.ack_with_outputs(lease, places(0), PART)
     asked = played.one_request()
@@ -136,8 +132,8 @@ def test_a_request_to_a_broker_that_leads_no_more_is_broken_off(monkeypatch: pyt
     assert future.result(0) is None
 
 
-def test_what_is_said_once_a_queue_has_failed_goes_by_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_what_is_said_once_a_queue_has_failed_goes_by_a_request() -> None:
+    played = Played()
     lease = played.lend(2)
     played.refuse(InvalidRequest("never"))
     future = played.keeper.settle(lease, places(0), ACK)
@@ -151,8 +147,8 @@ def test_what_is_said_once_a_queue_has_failed_goes_by_a_request(monkeypatch: pyt
 # ---------------------------------------------------------------- extensions
 
 
-def test_each_lease_is_extended_after_a_third_of_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, in_flight_max=20)
+def test_each_lease_is_extended_after_a_third_of_its_own_time() -> None:
+    played = Played(in_flight_max=20)
     played.lend(5, entry=5, lease_ms=30_000)
     played.clock.now += 1.0
     for _ in range(5):
@@ -169,8 +165,8 @@ def test_each_lease_is_extended_after_a_third_of_its_own_time(monkeypatch: pytes
     assert played.rest() == pytest.approx(0.8)
 
 
-def test_what_waits_is_extended_and_what_was_begun_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, in_flight_max=3)
+def test_what_waits_is_extended_and_what_was_begun_runs_out() -> None:
+    played = Played(in_flight_max=3)
     lease = played.lend(3, lease_ms=300)
     played.take()
     for lines in ([(E, [0, 3])], [(E, [1, 2])], [(E, [1, 2])]):
@@ -188,10 +184,8 @@ def test_what_waits_is_extended_and_what_was_begun_runs_out(monkeypatch: pytest.
     assert played.keeper.holdings.held == 0
 
 
-def test_a_lease_that_was_begun_and_is_not_extended_any_more_is_asked_about_when_its_time_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    played = Played(monkeypatch, in_flight_max=2)
+def test_a_lease_that_was_begun_and_is_not_extended_any_more_is_asked_about_when_its_time_is_over() -> None:
+    played = Played(in_flight_max=2)
     played.lend(2, lease_ms=3_000)
     played.take()
     played.take()
@@ -208,13 +202,13 @@ def test_a_lease_that_was_begun_and_is_not_extended_any_more_is_asked_about_when
 # ---------------------------------------------------------------- who leads
 
 
-def test_a_topic_that_was_made_again_or_is_refused_ends_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_a_topic_that_was_made_again_or_is_refused_ends_the_queue() -> None:
+    played = Played()
     played.leaders.lead(1, epoch=9, topic_id="another")
     played.rest()
     assert isinstance(played.keeper.error, UnknownTopic)
     assert "made again" in str(played.keeper.error)
-    played = Played(monkeypatch)
+    played = Played()
     played.refreshes.refused = UnknownTopic("deleted")
     played.rest()
     assert not played.streams
@@ -224,8 +218,8 @@ def test_a_topic_that_was_made_again_or_is_refused_ends_the_queue(monkeypatch: p
     assert isinstance(played.keeper.error, UnknownTopic), "the first error is told"
 
 
-def test_a_session_says_as_whom_and_on_which_terms_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, lease_ms=5_000, bytes_max=777, priority=7, filter_text="n > 5")
+def test_a_session_says_as_whom_and_on_which_terms_it_is_opened() -> None:
+    played = Played(lease_ms=5_000, bytes_max=777, priority=7, filter_text="n > 5")
     first, second = played.said()
     opened, terms, credit = first.open, first.terms, second.credit
     assert (opened.topic, opened.group, opened.topic_id, opened.member) == ("t", "g", "x", "m")
@@ -238,10 +232,8 @@ def test_a_session_says_as_whom_and_on_which_terms_it_is_opened(monkeypatch: pyt
 # ---------------------------------------------------------------- credit
 
 
-def test_a_member_of_one_record_may_be_lent_the_next_while_the_outcome_of_the_last_is_on_its_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    played = Played(monkeypatch, in_flight_max=1)
+def test_a_member_of_one_record_may_be_lent_the_next_while_the_outcome_of_the_last_is_on_its_way() -> None:
+    played = Played(in_flight_max=1)
     for entry in (5, 6):
         played.lend(1, entry, first=entry, ready=True)
         played.said()
@@ -259,8 +251,8 @@ def test_a_member_of_one_record_may_be_lent_the_next_while_the_outcome_of_the_la
 # ---------------------------------------------------------------- what is refused
 
 
-def test_a_record_has_one_outcome_and_what_is_lost_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_a_record_has_one_outcome_and_what_is_lost_has_none() -> None:
+    played = Played()
     lease = played.lend(6)
     keeper = played.keeper
     keeper.settle(lease, places(0, 1), ACK)
@@ -296,8 +288,8 @@ def test_a_record_has_one_outcome_and_what_is_lost_has_none(monkeypatch: pytest.
 # ---------------------------------------------------------------- the end
 
 
-def test_closing_gives_back_what_has_no_outcome_and_ends_once_all_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_closing_gives_back_what_has_no_outcome_and_ends_once_all_is_answered() -> None:
+    played = Played()
     lease = played.lend(4)
     played.take()
     future = played.keeper.settle(lease, places(0), ACK)
@@ -322,8 +314,8 @@ def test_closing_gives_back_what_has_no_outcome_and_ends_once_all_is_answered(mo
         played.keeper.settle_one(lease, 1, ACK)
 
 
-def test_at_the_end_whoever_waits_is_told_and_requests_are_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, 1, 1, in_flight_max=12)
+def test_at_the_end_whoever_waits_is_told_and_requests_are_broken_off() -> None:
+    played = Played(1, 1, in_flight_max=12)
     first, second = played.lend(6), played.lend(6, partition=1)
     futures = [
         played.keeper.ack_with_outputs(first, places(0), PART),
@@ -342,8 +334,8 @@ def test_at_the_end_whoever_waits_is_told_and_requests_are_broken_off(monkeypatc
     assert played.keeper.error is None, "a queue that was closed has no error"
 
 
-def test_who_closes_a_queue_with_records_in_hand_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_who_closes_a_queue_with_records_in_hand_is_told_once() -> None:
+    played = Played()
     lease = played.lend(4)
     for _ in range(3):
         played.take()

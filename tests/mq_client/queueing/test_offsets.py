@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mq_client.errors import InternalError
-from mq_client.queueing.offsets import from_gaps, runs_count, spans, spelled_out, to_gaps
+from mq_client.queueing.leases import from_gaps, runs_count, spans, spelled_out, to_gaps
 
 
 def test_offsets_come_back_from_gaps_and_lengths() -> None:

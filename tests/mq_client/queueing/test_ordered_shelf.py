@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from mq_client.queueing.leases import LOST, HeldLease, LeaseId
-from mq_client.queueing.ordered_shelf import OrderedShelf
-from mq_client.queueing.shelf import Rows, Shelf
+from mq_client.queueing.shelf import OrderedShelf, Rows, Shelf
 from mq_protocol import mq_pb2 as pb
 
 SCHEMA = pa.schema([("k", pa.string())])

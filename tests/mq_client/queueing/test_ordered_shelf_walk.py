@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from mq_client.queueing.leases import DONE, LOST, WAITING, HeldLease, LeaseId
-from mq_client.queueing.ordered_shelf import OrderedShelf
-from mq_client.queueing.shelf import Rows, Shelf
+from mq_client.queueing.shelf import OrderedShelf, Rows, Shelf
 from mq_protocol import mq_pb2 as pb
 
 SCHEMA = pa.schema([("k", pa.string())])

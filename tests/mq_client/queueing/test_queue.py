@@ -20,7 +20,7 @@ from mq_client import (
     UnknownQueue,
     UnknownTopic,
 )
-from mq_client.queueing import answers
+from mq_client.queueing import sessions
 from mq_client.queueing.queue import _close_all
 from tests.cluster.harness import wait_until
 
@@ -242,7 +242,7 @@ def test_records_are_settled_by_being_lent_if_that_is_asked_for(admin: Admin, bo
 def test_a_deleted_queue_ends_its_members_and_a_new_one_begins_anew(
     admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "DECLARED_S", 0.0)
+    monkeypatch.setattr(sessions, "DECLARED_S", 0.0)
     admin.create_topic(topic)
     publish(bootstrap, topic, "a")
     queue = Queue(bootstrap, topic, "g")

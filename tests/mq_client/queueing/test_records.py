@@ -26,8 +26,8 @@ Told = tuple[int, list[int], str, int | None]
 class Lent:
     """Records 0 to 4 of one lease, which were handed out."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, accept: bool = False) -> None:
-        self.played = Played(monkeypatch, accept=accept)
+    def __init__(self, *, accept: bool = False) -> None:
+        self.played = Played(accept=accept)
         self.held = self.played.lend(5)
         for _ in range(5):
             self.played.take()
@@ -101,9 +101,9 @@ NAMES = {A: r"ack\(\)", F: r"fail\(\)", R: r"release\(\)", J: r"reject\(\)"}
 
 @pytest.mark.parametrize(("say", "wanted"), OF_A_RECORD)
 def test_what_is_said_of_a_record_reaches_the_leader_and_is_named_by_the_error_of_a_second_outcome(
-    say: Callable[[LeasedRecord], Future[None]], wanted: Told, monkeypatch: pytest.MonkeyPatch
+    say: Callable[[LeasedRecord], Future[None]], wanted: Told
 ) -> None:
-    lent = Lent(monkeypatch)
+    lent = Lent()
     record = lent.record(1)
     future = say(record)
     assert not future.done()
@@ -118,11 +118,9 @@ def test_what_is_said_of_a_record_reaches_the_leader_and_is_named_by_the_error_o
 
 
 @pytest.mark.parametrize("kind", [list, np.array, pa.array, lambda mask: pa.chunked_array([mask[:2], mask[2:]])])
-def test_what_is_said_of_rows_by_a_mask_reaches_the_leader(
-    kind: Callable[[list[bool]], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_said_of_rows_by_a_mask_reaches_the_leader(kind: Callable[[list[bool]], Any]) -> None:
     for say, wanted in OF_ROWS:
-        lent = Lent(monkeypatch)
+        lent = Lent()
         batch = lent.batch()
         say(batch, kind([False, True, True, False, False]))
         assert lent.told() == [wanted]
@@ -137,16 +135,16 @@ def test_what_is_said_of_rows_by_a_mask_reaches_the_leader(
 
 
 @pytest.mark.parametrize("mask", [[True], [1, 0, 1, 0, 1], [[True] * 5], np.ones(6, dtype=bool), pa.array([True] * 4)])
-def test_a_mask_has_a_truth_value_for_each_row(mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    lent = Lent(monkeypatch)
+def test_a_mask_has_a_truth_value_for_each_row(mask: Any) -> None:
+    lent = Lent()
     for say, _ in OF_ROWS:
         with pytest.raises(InvalidRequest, match="a truth value for each of the 5 rows"):
             say(lent.batch(), mask)
     assert lent.told() == []
 
 
-def test_rows_know_where_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    lent = Lent(monkeypatch)
+def test_rows_know_where_they_come_from() -> None:
+    lent = Lent()
     lent.held.deliveries[:], lent.held.failures[:] = [1, 2, 3, 4, 5], [0, 1, 2, 3, 4]
     batch, record = lent.batch(1, 3), lent.record(3)
     assert (len(batch), batch.topic, batch.partition, batch.lease) == (2, "t", 0, lent.held.id)
@@ -172,9 +170,7 @@ def test_rows_know_where_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None
         (KeyboardInterrupt(), (R, [0, 1], "", None)),
     ],
 )
-def test_a_block_gives_its_record_the_outcome_that_it_has_none_of(
-    error: BaseException | None, wanted: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_gives_its_record_the_outcome_that_it_has_none_of(error: BaseException | None, wanted: Told) -> None:
     def work(record: LeasedRecord, outcome: Callable[[], object]) -> None:
         with record:
             outcome()
@@ -188,7 +184,7 @@ def test_a_block_gives_its_record_the_outcome_that_it_has_none_of(
             with pytest.raises(type(error)):
                 work(record, outcome)
 
-    lent = Lent(monkeypatch)
+    lent = Lent()
     whole(lent.record(0), lambda: None)
     assert lent.told() == [wanted]
     stands = lent.record(1)
@@ -206,8 +202,8 @@ def test_a_block_gives_its_record_the_outcome_that_it_has_none_of(
 # ---------------------------------------------------------------- settled by being lent
 
 
-def test_what_was_settled_by_being_lent_takes_an_ack_and_no_other_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    lent = Lent(monkeypatch, accept=True)
+def test_what_was_settled_by_being_lent_takes_an_ack_and_no_other_outcome() -> None:
+    lent = Lent(accept=True)
     record, batch = lent.record(), lent.batch()
     for future in (record.ack(), batch.ack(), batch.ack([True] * 5), record.extend(), batch.extend()):
         assert future.result(0) is None
@@ -232,8 +228,8 @@ def test_what_was_settled_by_being_lent_takes_an_ack_and_no_other_outcome(monkey
 # ---------------------------------------------------------------- outputs
 
 
-def test_outputs_are_checked_and_staged_before_the_ack_and_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    lent = Lent(monkeypatch)
+def test_outputs_are_checked_and_staged_before_the_ack_and_given_once() -> None:
+    lent = Lent()
     outputs: Any = Staged(PART)
     record = lent.record(1)
     record.ack(outputs=outputs)

@@ -12,7 +12,6 @@ import pytest
 
 from mq_client.errors import InvalidRequest, LeaseLost, OutcomeUnknown, Overloaded, UnknownTopic
 from mq_client.producing.batches import records_to_batch
-from mq_client.queueing import redriving
 from mq_client.queueing.redriving import LATER_MS, Order, _Redrive
 from mq_protocol.dead_letters import HEADERS
 from tests.mq_client.cluster.scripted import Clock
@@ -76,7 +75,6 @@ class Run:
 
     def __init__(
         self,
-        monkeypatch: pytest.MonkeyPatch,
         *,
         rows_max: int = 100,
         end: int = 1_000,
@@ -84,12 +82,11 @@ class Run:
         to: str | None = None,
     ) -> None:
         self.clock = Clock()
-        monkeypatch.setattr(redriving, "time", self.clock)
         self.asked: list[str] = []
         self.sent: list[int] = []
         order = Order("dead", to, "g", False, rate, None, self.sent.append)
         connection: Any = SimpleNamespace(topic=self._topic)
-        self.redrive = _Redrive(connection, order, {0: end}, 1.0)
+        self.redrive = _Redrive(connection, order, {0: end}, 1.0, self.clock.monotonic, self.clock.sleep)
         self._queue: Any = SimpleNamespace(outputs=lambda: Sent(rows_max))
 
     def take(self, letters: Letters) -> None:
@@ -108,10 +105,8 @@ class Run:
 
 
 @pytest.mark.parametrize("rows_max", range(1, 8))
-def test_what_is_too_much_for_one_ack_is_sent_by_several_and_each_letter_once(
-    rows_max: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Run(monkeypatch, rows_max=rows_max)
+def test_what_is_too_much_for_one_ack_is_sent_by_several_and_each_letter_once(rows_max: int) -> None:
+    run = Run(rows_max=rows_max)
     letters = Letters(*((str(number), "ab"[number % 3 == 0]) for number in range(7)))
     run.take(letters)
     values = [int(value) for rows in letters.acks for _, value, _ in rows]
@@ -124,10 +119,8 @@ def test_what_is_too_much_for_one_ack_is_sent_by_several_and_each_letter_once(
 
 
 @pytest.mark.parametrize("bad", [{0}, {6}, {2, 3}, {0, 3, 6}, set(range(7))])
-def test_a_letter_that_does_not_fit_is_left_with_the_reason_and_the_others_are_sent(
-    bad: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Run(monkeypatch)
+def test_a_letter_that_does_not_fit_is_left_with_the_reason_and_the_others_are_sent(bad: set[int]) -> None:
+    run = Run()
     letters = Letters(*(("bad" if number in bad else str(number), "a") for number in range(7)))
     run.take(letters)
     good = [number for number in range(7) if number not in bad]
@@ -137,8 +130,8 @@ def test_a_letter_that_does_not_fit_is_left_with_the_reason_and_the_others_are_s
     assert run.sent == ([len(good)] if good else [])
 
 
-def test_letters_of_a_topic_that_is_gone_or_of_none_are_left_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(monkeypatch)
+def test_letters_of_a_topic_that_is_gone_or_of_none_are_left_with_the_reason() -> None:
+    run = Run()
     letters = Letters(("0", "gone"), ("1", ""), ("2", "dead"), ("3", "gone"), ("4", "a"), ("5", "no/name"))
     run.take(letters)
     reasons = {tuple(rows): str(why) for word, rows, why in letters.said if word == "reject"}
@@ -150,19 +143,17 @@ def test_letters_of_a_topic_that_is_gone_or_of_none_are_left_with_the_reason(mon
     assert run.asked.count("gone") == 1
 
 
-def test_what_came_later_is_let_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_came_later_is_let_alone_for_a_while() -> None:
     for end, early in ((10, 0), (11, 1), (12, 2), (13, 3), (14, 3)):
-        run, letters = Run(monkeypatch, end=end), Letters(("0", "a"), ("1", "a"), ("2", "a"))
+        run, letters = Run(end=end), Letters(("0", "a"), ("1", "a"), ("2", "a"))
         run.take(letters)
         later: list[tuple[str, list[int], object]] = [("release", list(range(early, 3)), LATER_MS)]
         sent: list[tuple[str, list[int], object]] = [("ack", list(range(early)), None)]
         assert letters.said == [*(later if early < 3 else []), *(sent if early else [])]
 
 
-def test_what_another_member_has_is_not_counted_and_what_is_not_known_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run, letters = Run(monkeypatch), Letters(("0", "a"))
+def test_what_another_member_has_is_not_counted_and_what_is_not_known_ends_the_run() -> None:
+    run, letters = Run(), Letters(("0", "a"))
     letters.end = LeaseLost("another has it")
     run.take(letters)
     assert (run.counts, run.sent) == (({}, {}), [])
@@ -172,8 +163,8 @@ def test_what_another_member_has_is_not_counted_and_what_is_not_known_ends_the_r
     assert (run.counts, run.sent) == (({}, {}), [])
 
 
-def test_a_rate_is_kept_whatever_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(monkeypatch, rate=10)
+def test_a_rate_is_kept_whatever_the_batches() -> None:
+    run = Run(rate=10)
     began = run.clock.now
     for count, after_s in ((5, 0.0), (1, 0.5), (2, 0.6)):
         run.take(Letters(*[("x", "a")] * count))

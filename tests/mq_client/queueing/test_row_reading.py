@@ -11,9 +11,8 @@ import pytest
 
 from mq_client.consuming.slices import StoredSlice
 from mq_client.errors import CorruptBatch, OffsetOutOfRange, TritonMQError, UnknownTopic, Unreachable
-from mq_client.queueing import reading
 from mq_client.queueing.leases import DONE, SETTLING, HeldLease
-from mq_client.queueing.reading import RowReader
+from mq_client.queueing.queue import RowReader
 from mq_protocol import mq_pb2 as pb
 from tests.mq_client.cluster.scripted import topic_info
 from tests.mq_client.queueing.played_keeper import SCHEMA, Played, lent
@@ -42,11 +41,10 @@ class Log:
 class Reading:
     """A member that was lent records, and the reader of their rows, whose steps the test takes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *ranges: int, accept: bool = False) -> None:
-        self.played = Played(monkeypatch, in_flight_max=1_000, accept=accept)
-        self.log = Log()
-        monkeypatch.setattr(reading, "Reader", lambda *_: self.log)
-        self.reader = RowReader(self.played.keeper)
+    def __init__(self, *ranges: int, accept: bool = False) -> None:
+        self.played = Played(in_flight_max=1_000, accept=accept)
+        self.log: Any = Log()
+        self.reader = RowReader(self.played.keeper, self.log)
         self.waits: list[float] = []
         unread: Any = SimpleNamespace(
             wait=lambda seconds: self.waits.append(seconds), notify=lambda: None, notify_all=lambda: None
@@ -79,8 +77,8 @@ class Reading:
         return list(self.played.keeper.holdings.unread)
 
 
-def test_only_what_was_lent_is_read_and_near_ranges_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = Reading(monkeypatch, 3, 4, 5, 2, 257, 1, 255, 2)
+def test_only_what_was_lent_is_read_and_near_ranges_together() -> None:
+    of = Reading(3, 4, 5, 2, 257, 1, 255, 2)
     of.step()
     assert of.log.asked == [(3, 14), (271, 529)]
     assert of.taken() == [3, 4, 5, 6, 12, 13, 271, 527, 528]
@@ -88,8 +86,8 @@ def test_only_what_was_lent_is_read_and_near_ranges_together(monkeypatch: pytest
     assert of.played.keeper.holdings.held_bytes == pytest.approx(10.0 * 9)
 
 
-def test_what_could_not_be_read_now_is_read_later_from_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = Reading(monkeypatch)
+def test_what_could_not_be_read_now_is_read_later_from_where_it_stopped() -> None:
+    of = Reading()
     of.log.fails[10] = Unreachable("gone")
     lease = of.step()
     assert of.taken() == list(range(10))
@@ -100,22 +98,22 @@ def test_what_could_not_be_read_now_is_read_later_from_where_it_stopped(monkeypa
     assert of.taken() == list(range(10, 20))
 
 
-def test_what_retention_dropped_counts_as_done_and_the_rest_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = Reading(monkeypatch)
+def test_what_retention_dropped_counts_as_done_and_the_rest_is_read_at_once() -> None:
+    of = Reading()
     of.log.fails[0] = OffsetOutOfRange("dropped", next_offset=7)
     lease = of.step()
     assert [lease.state(index) for index in (0, 6, 7)] == [DONE, DONE, 0]
     assert (of.unread, of.waits) == ([(lease, 0)], [])
     of.step()
     assert of.taken() == list(range(7, 20))
-    of = Reading(monkeypatch)
+    of = Reading()
     of.log.fails[0] = OffsetOutOfRange("dropped", next_offset=0)
     lease = of.step()
     assert lease.open == 0, "an answer that names nothing new would be asked for ever"
 
 
-def test_records_that_cannot_be_read_fail_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = Reading(monkeypatch)
+def test_records_that_cannot_be_read_fail_with_the_reason() -> None:
+    of = Reading()
     of.log.fails[10] = CorruptBatch("bad checksum")
     lease = of.step()
     assert [lease.state(index) for index in (0, 9, 10, 19)] == [0, 0, SETTLING, SETTLING]
@@ -125,18 +123,16 @@ def test_records_that_cannot_be_read_fail_with_the_reason(monkeypatch: pytest.Mo
     assert of.played.keeper.error is None
 
 
-def test_records_that_were_settled_by_being_lent_and_cannot_be_read_end_the_queue(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    of = Reading(monkeypatch, accept=True)
+def test_records_that_were_settled_by_being_lent_and_cannot_be_read_end_the_queue() -> None:
+    of = Reading(accept=True)
     of.log.fails[10] = CorruptBatch("bad checksum")
     of.step()
     assert isinstance(of.played.keeper.error, CorruptBatch)
     assert of.played.keeper.holdings.held == 10
 
 
-def test_rows_of_a_topic_that_was_made_again_are_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = Reading(monkeypatch)
+def test_rows_of_a_topic_that_was_made_again_are_not_handed_out() -> None:
+    of = Reading()
     of.played.leaders.learn(topic_info(1, topic_id="another", epoch=9, schema=SCHEMA))
     of.step()
     assert isinstance(of.played.keeper.error, UnknownTopic)

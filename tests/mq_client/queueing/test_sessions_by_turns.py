@@ -28,10 +28,8 @@ def claimed(requests: list[pb.SessionRequest]) -> list[tuple[int, list[int]]]:
     return [(held.lease.entry, list(held.ranges)) for held in opened.held]
 
 
-def test_what_had_no_answer_when_a_session_broke_is_said_again_once_and_what_is_held_is_claimed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    played = Played(monkeypatch)
+def test_what_had_no_answer_when_a_session_broke_is_said_again_once_and_what_is_held_is_claimed() -> None:
+    played = Played()
     lease = played.lend(6)
     ack(played, lease, 5)
     played.one().done()
@@ -52,8 +50,8 @@ def test_what_had_no_answer_when_a_session_broke_is_said_again_once_and_what_is_
     assert future.result(0) is None
 
 
-def test_a_session_goes_to_whoever_leads_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_a_session_goes_to_whoever_leads_by_now() -> None:
+    played = Played()
     lease = played.lend(5)
     ack(played, lease, 0)
     played.one()
@@ -66,8 +64,8 @@ def test_a_session_goes_to_whoever_leads_by_now(monkeypatch: pytest.MonkeyPatch)
     assert not played.streams["b:1"].listeners
 
 
-def test_what_has_an_outcome_waits_for_its_answer_though_its_lease_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_what_has_an_outcome_waits_for_its_answer_though_its_lease_is_gone() -> None:
+    played = Played()
     lease = played.lend(2)
     future = ack(played, lease, 0)
     asked = played.one()
@@ -79,8 +77,8 @@ def test_what_has_an_outcome_waits_for_its_answer_though_its_lease_is_gone(monke
     assert future.result(0) is None
 
 
-def test_a_silent_leader_is_doubted_and_left_once_another_leads(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_a_silent_leader_is_doubted_and_left_once_another_leads() -> None:
+    played = Played()
     lease = played.lend(5)
     ack(played, lease, 0)
     played.one()
@@ -95,8 +93,8 @@ def test_a_silent_leader_is_doubted_and_left_once_another_leads(monkeypatch: pyt
     assert not played.streams["b:1"].listeners
 
 
-def test_partitions_that_were_added_are_found_and_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_partitions_that_were_added_are_found_and_worked_on() -> None:
+    played = Played()
     played.said()
     played.refreshes.asked.clear()
     for _ in range(6):
@@ -107,16 +105,16 @@ def test_partitions_that_were_added_are_found_and_worked_on(monkeypatch: pytest.
     assert [request.open.partition for request in played.said() if request.HasField("open")] == [1]
 
 
-def test_a_member_is_active_if_one_leader_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, 1, 1)
+def test_a_member_is_active_if_one_leader_says_so() -> None:
+    played = Played(1, 1)
     for partition, active, anywhere in ((0, False, True), (1, False, False), (0, True, True)):
         played.tell(partition, active=active)
         played.rest()
         assert played.keeper.active == anywhere
 
 
-def test_terms_that_were_changed_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
+def test_terms_that_were_changed_are_said_once() -> None:
+    played = Played()
     played.said()
     with played.keeper.lock:
         played.keeper.terms = replace(played.keeper.terms, working=5, priority=3)
@@ -129,7 +127,7 @@ def test_terms_that_were_changed_are_said_once(monkeypatch: pytest.MonkeyPatch) 
 def test_claims_name_no_more_ranges_together_than_a_leader_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a lease in more pieces all is claimed: what is not held of it runs out."""
     monkeypatch.setattr(sessions_module, "RANGES_MAX", 5)
-    played = Played(monkeypatch, in_flight_max=30)
+    played = Played(in_flight_max=30)
     leases = [played.lend(5, entry, first) for first, entry in ((0, 5), (5, 6), (10, 7))]
     for lease in leases[:2]:
         ack(played, lease, 1, 3)
@@ -140,9 +138,9 @@ def test_claims_name_no_more_ranges_together_than_a_leader_takes(monkeypatch: py
     assert claimed(played.said()) == [(5, [0, 1, 1, 1, 1, 1]), (6, []), (7, [11, 4])]
 
 
-def test_a_leader_of_a_later_epoch_is_told_which_leases_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_of_a_later_epoch_is_told_which_leases_are_held() -> None:
     """It does not know how long they are, nor that they are this member's by now."""
-    played = Played(monkeypatch)
+    played = Played()
     played.lend(5)
     assert not any(request.check for request in played.said())
     played.leaders.lead(1, epoch=2)

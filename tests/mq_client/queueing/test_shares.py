@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from mq_client.queueing.places import Credit
+from mq_client.queueing.holdings import Credit
 from mq_client.queueing.shares import SHARE_BYTES_MIN, STAYS_MAX, Account, Shares
 
 WHOLE = Credit(600, 60 << 20)

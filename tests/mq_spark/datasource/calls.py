@@ -8,10 +8,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, LongType, StructType
 
-from mq_client import Producer
-from mq_spark.datasource.batch_reader import BatchReader
+from mq_client import Admin, Producer
+from mq_spark.datasource.readers import BatchReader, StreamReader
 from mq_spark.datasource.securing import with_environment
-from mq_spark.datasource.stream_reader import StreamReader
 from mq_spark.planning.options import parse_source
 
 VALUE = StructType().add("value", BinaryType())
@@ -72,3 +71,9 @@ def read(bootstrap: str, wanted: StructType, **options: Any) -> list[dict[str, A
 
 def rows_of(stream: Stream, part: Any) -> list[bytes]:
     return [row["value"] for batch in stream.reader.read(part) for row in batch.to_pylist()]
+
+
+def counts(admin: Admin, topic: str) -> tuple[int, int, int]:
+    """Ready, leased and accepted records of group `g`."""
+    parts = admin.describe_queue(topic, "g").partitions
+    return sum(p.ready for p in parts), sum(p.leased for p in parts), sum(p.accepted for p in parts)

@@ -20,7 +20,7 @@ NOT_TO_READ = (
 def test_a_worker_that_reads_imports_nothing_that_writes_or_administers() -> None:
     code = f"""
 import sys
-import mq_spark.datasource.batch_reader, mq_spark.datasource.stream_reader
+import mq_spark.datasource.readers
 print([name for name in {NOT_TO_READ!r} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, timeout=60)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pickle
 import time
 import uuid
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,23 +13,10 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from mq_client import Admin, Producer, Queue
-from mq_dev.local_cluster import LocalCluster
 from mq_protocol.errors import InvalidRequest, InvalidSetting
-from mq_spark.datasource.lease_batch import METADATA
+from mq_spark.datasource.lease_readers import METADATA, settle
 from mq_spark.datasource.source import TritonMQSource
-from mq_spark.settling import settle
-
-
-@pytest.fixture(scope="module")
-def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with LocalCluster(tmp_path_factory.mktemp("leases")) as running:
-        yield running.bootstrap
-
-
-@pytest.fixture(scope="module")
-def admin(bootstrap: str) -> Iterator[Admin]:
-    with Admin(bootstrap) as opened:
-        yield opened
+from tests.mq_spark.datasource.calls import counts
 
 
 @pytest.fixture
@@ -69,12 +55,6 @@ class Read:
         left = StructType([field for field in self.columns if not names or field.name in names])
         frame: Any = SimpleNamespace(schema=StructType.fromJson(left.jsonValue()))
         return settle(frame)
-
-
-def counts(admin: Admin, topic: str) -> tuple[int, int, int]:
-    """Ready, leased and accepted records."""
-    parts = admin.describe_queue(topic, "g").partitions
-    return sum(p.ready for p in parts), sum(p.leased for p in parts), sum(p.accepted for p in parts)
 
 
 def test_a_read_has_the_same_rows_however_often_it_is_evaluated_and_settles_nothing(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +15,14 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StructType
 from mq_client import Admin, Producer, Queue
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol.errors import InvalidSetting, LeaseLost, SchemaMismatch
-from mq_spark.datasource.lease_reader import LeaseReader
-from mq_spark.datasource.lease_rows import read_work
+from mq_spark.datasource.lease_readers import LeaseReader, read_work
 from mq_spark.datasource.securing import with_environment
 from mq_spark.datasource.source import TritonMQSource
 from mq_spark.planning.options import parse_source
+from tests.mq_spark.datasource.calls import counts
 
 WANTED = StructType().add("deliveries", IntegerType()).add("value", BinaryType()).add("failures", IntegerType())
 WITHIN_S = 30.0
-
-
-@pytest.fixture(scope="module")
-def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with LocalCluster(tmp_path_factory.mktemp("leases")) as running:
-        yield running.bootstrap
-
-
-@pytest.fixture(scope="module")
-def admin(bootstrap: str) -> Iterator[Admin]:
-    with Admin(bootstrap) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -88,12 +75,6 @@ class Run:
     def die(self) -> None:
         """Without a word to the brokers."""
         self.reader.stop()
-
-
-def counts(admin: Admin, topic: str) -> tuple[int, int, int]:
-    """Ready, leased and accepted records."""
-    parts = admin.describe_queue(topic, "g").partitions
-    return sum(p.ready for p in parts), sum(p.leased for p in parts), sum(p.accepted for p in parts)
 
 
 def test_a_micro_batch_is_lent_and_settled_when_spark_has_committed_it(

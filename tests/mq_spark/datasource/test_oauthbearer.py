@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, StructType
 
 from mq_client import AclRule, Admin, NotAuthenticated, Producer
 from mq_protocol.pem import CA_FILE
-from mq_spark.datasource.stream_reader import StreamReader
+from mq_spark.datasource.readers import StreamReader
 from mq_spark.planning.options import parse_source
 from tests.issuer import AUDIENCE, Issuer
 from tests.mq_broker.broker.by_token import Place, beside

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import LongType, StructType
 
 from mq_client.cluster.lines import FetchCall
-from mq_spark.datasource.batch_reader import BatchReader
+from mq_spark.datasource.readers import BatchReader
 from mq_spark.planning.options import parse_source
 from tests.mq_broker.broker.cluster import until
 from tests.mq_broker.broker.test_three_brokers import three

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -16,35 +14,16 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from mq_client import Admin, Producer
 from mq_client.cluster.connection import Connection
-from mq_dev.local_cluster import LocalCluster
 from mq_protocol.errors import DataLoss, InvalidSetting
 from mq_spark.datasource import cluster, subscribed
-from mq_spark.datasource.batch_reader import BatchReader
-from mq_spark.datasource.deciding import decide
-from mq_spark.datasource.manifest import MicroBatch, manifest_of
+from mq_spark.datasource.readers import BatchReader
 from mq_spark.datasource.reading import read_ranges
 from mq_spark.datasource.securing import with_environment
-from mq_spark.datasource.staging import stage_rows
+from mq_spark.datasource.staging import MicroBatch, manifest_of, stage_rows
+from mq_spark.datasource.writers import decide
 from mq_spark.planning.options import parse_sink, parse_source
 from tests.cluster.harness import wait_until
 from tests.mq_spark.datasource.calls import NUMBERS, VALUE, Stream, numbers, publish, read, rows_of, values
-
-
-@pytest.fixture(scope="module")
-def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with LocalCluster(tmp_path_factory.mktemp("readers")) as running:
-        yield running.bootstrap
-
-
-@pytest.fixture(scope="module")
-def admin(bootstrap: str) -> Iterator[Admin]:
-    with Admin(bootstrap) as opened:
-        yield opened
-
-
-@pytest.fixture
-def name() -> str:
-    return f"t-{uuid.uuid4().hex[:12]}"
 
 
 def test_a_filter_and_a_projection_leave_the_offsets_that_rows_have(bootstrap: str, admin: Admin, name: str) -> None:

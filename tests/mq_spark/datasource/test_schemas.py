@@ -1,4 +1,4 @@
-"""Columns as Spark has them: checked against pyspark's own conversion."""
+"""Columns as Spark has them: checked against pyspark's own conversion. Those of a catalog's table carry its options."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructType
 
 from mq_protocol.arrow import RECORD_SCHEMA
-from mq_protocol.errors import SchemaMismatch
+from mq_protocol.errors import InvalidSetting, SchemaMismatch
 from mq_protocol.sql.ddl import parse_schema
-from mq_spark.datasource.schemas import Projection, StoredRows, Topic, stream_schema
+from mq_spark.datasource.schemas import Projection, StoredRows, Topic, options_of, stream_schema, with_options
 
 RECORDS = Topic("orders", "id", RECORD_SCHEMA, typed=False, partitions=3)
 FLIGHTS = Topic(
@@ -134,3 +135,21 @@ def test_rows_that_a_filter_has_kept_have_the_offsets_that_they_had() -> None:
     assert made.column("id").to_pylist() == [30, 70, 120]
     assert made.column("_offset").to_pylist() == [3, 7, 12]
     assert kept(3, 7).next_offset == 10
+
+
+COLUMNS = StructType().add("id", LongType()).add("carrier", StringType())
+TABLE = {"provider": "tritonmq", "subscribe": "t", "option.subscribe": "t", "made.by": "me"}
+
+
+def test_the_columns_of_a_table_have_its_options_and_others_have_none() -> None:
+    kept = StructType.fromJson(with_options(COLUMNS, TABLE).jsonValue())  # as the catalog keeps them
+    assert options_of(kept) == {"provider": "tritonmq", "subscribe": "t", "option.subscribe": "t"}
+    assert [field.dataType for field in kept] == [field.dataType for field in COLUMNS]
+    assert with_options(COLUMNS, {"subscribe": "t"}) == COLUMNS
+    assert options_of(COLUMNS) == options_of(None) == {}
+
+
+def test_a_secret_is_not_kept_where_whoever_sees_the_table_sees_it() -> None:
+    with pytest.raises(InvalidSetting, match=r"option kafka\.sasl\.password holds a secret") as caught:
+        with_options(COLUMNS, {**TABLE, "option.kafka.sasl.password": "open sesame"})
+    assert "sesame" not in str(caught.value)

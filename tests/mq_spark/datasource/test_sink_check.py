@@ -4,37 +4,17 @@ from __future__ import annotations
 
 import re
 import time
-import uuid
-from collections.abc import Iterator
 
 import pytest
 from pyspark.sql.types import DecimalType, IntegerType, LongType, StringType, StructType
 
 from mq_client import Admin
-from mq_dev.local_cluster import LocalCluster
 from mq_protocol.errors import SchemaMismatch, UnknownTopic
 from mq_spark.datasource.source import TritonMQSource
 from tests import switch
 
 RECORDS = StructType().add("key", StringType()).add("value", StringType())
 FLIGHTS = StructType().add("carrier", StringType()).add("dep_delay", IntegerType()).add("price", DecimalType(9, 2))
-
-
-@pytest.fixture(scope="module")
-def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with LocalCluster(tmp_path_factory.mktemp("sink")) as running:
-        yield running.bootstrap
-
-
-@pytest.fixture(scope="module")
-def admin(bootstrap: str) -> Iterator[Admin]:
-    with Admin(bootstrap) as opened:
-        yield opened
-
-
-@pytest.fixture
-def name() -> str:
-    return uuid.uuid4().hex
 
 
 def writers(bootstrap: str, columns: StructType, **options: str) -> None:

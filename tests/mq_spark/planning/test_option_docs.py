@@ -19,7 +19,6 @@ FILES = {
     "read_from": [ROOT / "tests/mq_spark/datasource/test_read_from.py"],
     "source": [ROOT / "tests/spark/test_source.py"],
     "sink": [ROOT / "tests/spark/test_sink.py"],
-    "where": [ROOT / "tests/spark/test_sink_options.py"],
     "errors": [ROOT / "tests/spark/test_errors.py"],
     "suites": sorted((ROOT / "tests/spark/suites").glob("*.py")),
     "crashes": [ROOT / "tests/spark/test_crashes.py"],
@@ -79,9 +78,9 @@ WRITING = {
     "topic": ["sink: test_rows_may_name_their_topics"],
     "includeHeaders": ["unit: test_kafkas_sink_takes_include_headers_and_so_does_this_one"],
     "append, complete": ["sink: test_complete_mode_appends_every_result_as_kafkas_sink_does"],
-    "update": ["where: test_update_mode_is_refused_by_spark_and_goes_by_for_each_batch_each_change_once"],
-    "keyColumn": ["where: test_typed_rows_go_where_the_producer_would_put_them_by_the_same_key_column"],
-    "a column partition of typed rows": ["where: test_typed_rows_go_to_the_partition_that_they_name"],
+    "update": ["sink: test_update_mode_is_refused_by_spark_and_goes_by_for_each_batch_each_change_once"],
+    "keyColumn": ["sink: test_typed_rows_go_where_the_producer_would_put_them_by_the_same_key_column"],
+    "a column partition of typed rows": ["sink: test_typed_rows_go_to_the_partition_that_they_name"],
     "onReplayMismatch": [
         "crashes: "
         "test_a_micro_batch_whose_log_was_lost_and_that_is_planned_again_wider_is_refused_or_kept_and_never_doubled"

@@ -456,8 +456,9 @@ def simulate(seed: int, plan: Plan | None = None, *, verbose: bool = False) -> R
                 there = weakref.ref(cluster)
                 del cluster, handler
                 for _ in range(5):  # what is thrown away may come to life once more on the way
-                    if there() is not None:
-                        gc.collect()
+                    gc.collect()
+                    if there() is None:
+                        break
     finally:
         logger.setLevel(level)
         logger.propagate = propagate

@@ -7,11 +7,13 @@ names. The chosen one has to be the best of those that are there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from mq_broker.core.messages import NodeState
+from mq_broker.storage.codec.checkpoint import FILE_NAME as CHECKPOINT
 from mq_broker.storage.journal.segments import segment_path
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
@@ -60,7 +62,8 @@ class Recoveries:
         gaps = [*index._gaps]
         floors = self._floors.get(partition.name, set())
         start = partition.replica.machine.log_start_offset
-        passed = [floor for floor in floors if floor <= start and all(after != floor for _, after in gaps)]
+        ends = (floor for floor in floors if floor <= start)
+        passed = [floor for floor in ends if not any(first < floor <= after for first, after in gaps)]
         if passed:  # retention has dropped what was before, and with it where that ended
             gaps.insert(0, (0, max(passed)))
         if any(after not in floors for _, after in gaps):
@@ -129,6 +132,8 @@ def lose_logs(cluster: Cluster, place: str, brokers: list[int]) -> None:
             cluster.tell(
                 f"{machine.name} has damage in its log of {place}, byte {position} of {os.path.basename(path)}"
             )
+            with contextlib.suppress(FileNotFoundError):  # or a start reads only what follows it
+                os.unlink(os.path.join(directory, CHECKPOINT))
             with open(path, "r+b") as file:
                 file.seek(position + 8)
                 bits = file.read(4)

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import LeaseLost
+from mq_client.queueing.holdings import Credit, Terms
 from mq_client.queueing.keeper import Keeper
 from mq_client.queueing.leases import HeldLease
-from mq_client.queueing.places import Credit, Terms
 from mq_client.queueing.settling import ACK, RELEASE, Word, failed, rejected
 from mq_client.queueing.shelf import Rows
 from mq_protocol import mq_pb2 as pb
@@ -102,7 +102,7 @@ class Member:
         self.connection = Scripted(Clock())
         self.hear_who_leads()
         terms = Terms(TOPIC, GROUP, name, random.randbytes(16), credit, max(hands, batch), lease_ms, accept)
-        self.keeper = Keeper(self.connection, terms)
+        self.keeper = Keeper(self.connection, terms, asyncio.get_running_loop().time)
         stand_ins: Any = _Told(lambda: on_change(self)), _Told(self._read_soon), _Refreshes(self)
         self.keeper.changed, self.keeper.unread, self.keeper._refresher = stand_ins
         self._reading = False

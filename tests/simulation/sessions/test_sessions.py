@@ -12,8 +12,8 @@ import pytest
 
 from mq_broker.broker.queues.session import Session
 from mq_client.queueing import sessions, shares
+from mq_client.queueing.holdings import Credit
 from mq_client.queueing.keeper import Keeper
-from mq_client.queueing.places import Credit
 from mq_client.queueing.shares import Shares
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.queue_settings import Order

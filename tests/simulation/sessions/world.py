@@ -19,11 +19,10 @@ from typing import Any, Final
 
 import pytest
 
-from mq_broker.broker.queues.declared import Queue
+from mq_broker.broker.queues.policy.declared import Queue
 from mq_client.cluster import deadline
-from mq_client.queueing import keeper as keeper_module
 from mq_client.queueing import work_streams
-from mq_client.queueing.places import Credit
+from mq_client.queueing.holdings import Credit
 from mq_protocol.queue_settings import DeadLetter, Order, QueueSettings
 from tests.simulation.real.loop import VirtualLoop
 from tests.simulation.sessions.leaders import GROUP, Broker, Log, now_us
@@ -113,16 +112,6 @@ class Plan:
 
 
 FAULTS: Final = ("break", "move", "kill", "configure", "stall", "reopen")
-
-
-class _Time:
-    """In the place of the module `time`."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-
-    def monotonic(self) -> float:
-        return self._loop.time()
 
 
 class World:
@@ -416,9 +405,8 @@ class _Watched:
 
 
 @contextlib.contextmanager
-def _time_of(loop: VirtualLoop) -> Iterator[None]:
+def _same_pauses() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeper_module, "time", _Time(loop))
         patch.setattr(deadline, "random", SimpleNamespace(Random=lambda: Random("back-off")))
         yield
 
@@ -457,7 +445,7 @@ def simulate(seed: int, plan: Plan | None = None) -> Report:
         await world.run()
 
     try:
-        with _time_of(loop):
+        with _same_pauses():
             loop.run_until_complete(run())
             trace = f"{loop.calls} calls, {loop.time():.6f} s, {sorted(world.done.items())}"
             _end(loop)

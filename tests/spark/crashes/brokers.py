@@ -29,9 +29,6 @@ class FailingBrokers(Cluster):
         partitions = len(self.admin.describe_topic(TRANSACTIONS_TOPIC).partitions)
         return self.leader(TRANSACTIONS_TOPIC, coordinator_partition(*key, partitions))
 
-    def broker_of(self, pid: int) -> int:
-        return next(number for number, broker in self.brokers.items() if broker.pid == pid)
-
     def until_published(self, key: tuple[str, str], more_than: int) -> tuple[int, int]:
         """Wait until a micro-batch above that one is decided and published: its number and how many rows it has."""
 

@@ -13,10 +13,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from mq_client import Admin, Producer
-from mq_spark.datasource.deciding import decide
-from mq_spark.datasource.manifest import MicroBatch, manifest_of
 from mq_spark.datasource.securing import with_environment
-from mq_spark.datasource.staging import stage_rows
+from mq_spark.datasource.staging import MicroBatch, manifest_of, stage_rows
+from mq_spark.datasource.writers import decide
 from mq_spark.planning.options import parse_sink
 from tests.mq_spark.datasource.calls import VALUE, Stream
 from tests.spark.harness import Collected

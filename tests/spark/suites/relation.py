@@ -6,7 +6,7 @@ import json
 import time
 from itertools import chain
 
-from mq_spark.datasource.batch_reader import BatchReader
+from mq_spark.datasource.readers import BatchReader
 from mq_spark.datasource.reading import Ranges
 from mq_spark.planning.options import parse_source
 from tests.cluster.harness import wait_until

@@ -17,10 +17,10 @@ from mq_broker.broker.administration.rebalancing import Members
 from mq_broker.coordination.interface import Move, TopicSpec
 from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
 from mq_protocol.errors import IncompatibleVersion, InvalidRequest, InvalidSetting, UnknownPartition
-from mq_protocol.evolution import check_extension
 from mq_protocol.limits import MEMBERS_MAX, PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
 from mq_protocol.names import SETTINGS, parse_settings
 from mq_protocol.sql.ddl import check_column_names
+from mq_protocol.sql.evolution import check_extension
 
 # ---------------------------------------------------------------------- moves
 

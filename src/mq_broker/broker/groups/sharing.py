@@ -30,7 +30,7 @@ from mq_broker.security.names import is_anothers, member_shown
 from mq_protocol.errors import InvalidRequest, MemberInUse, TooManyMembers, TritonMQError
 from mq_protocol.limits import GROUP_HANDOVER_MS, GROUP_MEMBERS_MAX
 from mq_protocol.names import quoted
-from mq_protocol.sharing import member_of_partition
+from mq_protocol.partitioner import member_of_partition
 
 log = logging.getLogger(__name__)
 

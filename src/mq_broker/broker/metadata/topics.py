@@ -22,7 +22,6 @@ from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, TritonMQError, UnknownTopic
-from mq_protocol.evolution import versions
 from mq_protocol.names import (
     INTERNAL_PREFIX,
     Durability,
@@ -33,6 +32,7 @@ from mq_protocol.names import (
     quoted,
 )
 from mq_protocol.sql.ddl import check_schema
+from mq_protocol.sql.evolution import versions
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ class Topics:
         known = {topic.spec.topic_id: topic for topic in before.values()}
         after = {name: topic for name, spec in present.items() if (topic := self._read(spec, known.get(spec.topic_id)))}
         changed: set[str] = set()
-        for name in names:
+        for name in sorted(names):  # topics have one order, however strings are hashed
             if name in present:
                 self._present[name] = present[name].topic_id, len(present[name].assignment)
             else:

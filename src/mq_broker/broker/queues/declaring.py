@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mq_broker.broker.metadata.topics import Topic, Topics
-from mq_broker.broker.queues.declared import Declared, unknown_queue
-from mq_broker.broker.queues.letters import check_fits
+from mq_broker.broker.queues.letters.making import check_fits
+from mq_broker.broker.queues.policy.declared import Declared, unknown_queue
 from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.broker.transactions.begun_groups import BegunGroups
 from mq_broker.broker.transactions.owners import name_of
@@ -20,8 +20,7 @@ from mq_protocol.arrow import schema_from_bytes
 from mq_protocol.errors import InvalidRequest, InvalidSetting, TooManyGroups, UnknownTopic
 from mq_protocol.limits import ANSWER_BYTES_MAX, OFFSET_MAX, QUEUE_GROUPS_PER_PARTITION_MAX
 from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name, quoted
-from mq_protocol.order_keys import check_order
-from mq_protocol.queue_filters import bound_filter
+from mq_protocol.queue_columns import bound_filter, check_order
 from mq_protocol.queue_settings import QUEUE_SETTINGS, DeadLetter, parse_queue_settings, usual_dead_letter
 from mq_protocol.rights import Kind, Operation
 

@@ -11,7 +11,7 @@ import pytest
 
 from mq_broker.broker.groups.sharing import IDLE_ALARM_MS
 from mq_broker.measured import ALARMS
-from mq_protocol.sharing import member_of_partition
+from mq_protocol.partitioner import member_of_partition
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import standalone
 from tests.mq_broker.broker.groups.test_sharing import Case, Reader

@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mq_broker.broker.queues.filter_reading import unfit_of
+from mq_broker.broker.queues.group.row_reading import unfit_of
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import FILTER_CHARACTERS_MAX, FILTER_DEPTH_MAX, FILTER_NUMBER_CHARACTERS_MAX
-from mq_protocol.queue_filters import bound_filter
+from mq_protocol.queue_columns import bound_filter
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, queue, ranges
@@ -27,9 +27,14 @@ def numbers(*values: int | None) -> bytes:
 
 def test_only_wanted_records_are_named_and_a_batch_that_cannot_be_read_is_kept() -> None:
     row_filter = bound_filter("n > 5", NUMBERS)
-    stored = [(10, 0, numbers(1, 9, 2, 3)), (14, 0, b"no batch"), (20, 0, numbers(4, None)), (22, 0, numbers(8, 1))]
-    assert unfit_of(stored, NUMBERS, row_filter, (11, 23)) == [(12, 14), (20, 22)]
-    assert unfit_of(stored, NUMBERS, row_filter, (10, 11)) == [(10, 11)]
+    stored = [
+        (10, 4, 0, numbers(1, 9, 2, 3)),
+        (14, 6, 0, b"no batch"),
+        (20, 2, 0, numbers(4, None)),
+        (22, 2, 0, numbers(8, 1)),
+    ]
+    assert unfit_of(stored, NUMBERS, row_filter, (11, 23)) == ([(12, 14), (20, 22)],)
+    assert unfit_of(stored, NUMBERS, row_filter, (10, 11)) == ([(10, 11)],)
 
 
 def test_a_record_without_a_time_of_its_own_has_that_of_its_batch() -> None:
@@ -38,8 +43,8 @@ def test_a_record_without_a_time_of_its_own_has_that_of_its_batch() -> None:
     payload = encode_batch(pa.RecordBatch.from_pydict(columns, schema=RECORD_SCHEMA)).to_pybytes()
     row_filter = bound_filter("timestamp >= '2026-06-01' AND key = 'b'", RECORD_SCHEMA)
     batch_us = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp() * 1e6)
-    assert unfit_of([(0, batch_us, payload)], RECORD_SCHEMA, row_filter, (0, 2)) == [(0, 1)]
-    assert unfit_of([(0, 0, payload)], RECORD_SCHEMA, row_filter, (0, 2)) == [(0, 2)]
+    assert unfit_of([(0, 2, batch_us, payload)], RECORD_SCHEMA, row_filter, (0, 2)) == ([(0, 1)],)
+    assert unfit_of([(0, 2, 0, payload)], RECORD_SCHEMA, row_filter, (0, 2)) == ([(0, 2)],)
 
 
 @virtual_time

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq_broker.broker.queues.requests import Extend, LentRun
+from mq_broker.broker.queues.group.requests import Extend, LentRun
 from mq_broker.core.work.settling import Answer, Failed
 from mq_broker.core.work.steps import Lease, Park, Return
 from tests.coroutines import real_time
@@ -57,6 +57,32 @@ async def test_a_leader_that_stood_still_starts_every_clock_anew() -> None:
     group.pass_ms(31_000)
     await rounds()
     assert group.leased() == {}
+
+
+@real_time
+async def test_a_delay_ends_by_a_clock_that_was_behind_and_is_set_right_and_not_by_one_that_is_set_back() -> None:
+    hour_us = 3_600_000_000
+    group = Group(1, retry_ms=5_000)
+    lease = await lease_of(group, "a", 1)
+    await group.outcome(Failed(), "a", lease, (0, 1)).answered
+    group.us -= hour_us
+    group.lead_anew()
+    asking = group.ask("a", 1)
+    group.pass_ms(6_000)
+    await rounds()
+    assert not asking.answered.done()
+    group.us += hour_us
+    group.pass_ms(1)
+    group.gathering.wake()
+    await rounds()
+    assert offsets(asking) == [(0, 1)]
+    await group.outcome(Failed(), "a", asking.answered.result().lease, (0, 1)).answered
+    asking = group.ask("a", 1)
+    group.us -= hour_us
+    group.pass_ms(11_000)
+    group.gathering.wake()
+    await rounds()
+    assert offsets(asking) == [(0, 1)]
 
 
 @real_time

@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mq_broker.broker.queues.key_reading import hashed
+from mq_broker.broker.queues.group.row_reading import hashed
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.order_keys import keys_of
+from mq_protocol.queue_columns import keys_of
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, queue, ranges
@@ -26,16 +26,16 @@ def records(*keys: bytes | None) -> pa.RecordBatch:
 
 def test_equal_keys_have_equal_hashes_and_what_has_no_key_is_left_out() -> None:
     payload = encode_batch(records(b"a", None, b"b", b"a", b"")).to_pybytes()
-    offsets, hashes = hashed([(10, 5, payload), (15, 5, payload)], RECORD_SCHEMA, "", SEED, (12, 17))
+    offsets, hashes = hashed([(10, 5, 0, payload), (15, 5, 0, payload)], RECORD_SCHEMA, "", SEED, (12, 17))
     assert offsets == [12, 13, 14, 15]
     assert hashes[1] == hashes[3]
     assert len(set(hashes)) == 3
-    assert hashes != hashed([(10, 5, payload), (15, 5, payload)], RECORD_SCHEMA, "", b"o" * 32, (12, 17))[1]
+    assert hashes != hashed([(10, 5, 0, payload), (15, 5, 0, payload)], RECORD_SCHEMA, "", b"o" * 32, (12, 17))[1]
 
 
 def test_a_batch_that_cannot_be_read_has_one_key_and_others_have_theirs() -> None:
     payload = encode_batch(records(b"a", b"b")).to_pybytes()
-    offsets, hashes = hashed([(0, 3, b"no batch"), (3, 2, payload)], RECORD_SCHEMA, "", SEED, (1, 5))
+    offsets, hashes = hashed([(0, 3, 0, b"no batch"), (3, 2, 0, payload)], RECORD_SCHEMA, "", SEED, (1, 5))
     assert offsets == [1, 2, 3, 4]
     assert hashes[0] == hashes[1]
     assert len(set(hashes)) == 3

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.queues import key_reading
-from mq_broker.broker.queues.key_reading import KeyReading
-from mq_broker.broker.queues.ordering import ByKey
+from mq_broker.broker.queues.group import row_reading
+from mq_broker.broker.queues.group.row_reading import RowReading
+from mq_broker.broker.queues.policy.ordering import ByKey
 from mq_broker.core.work.state import WorkState
 from mq_protocol.errors import NotEnoughReplicas, OffsetOutOfRange, TritonMQError
 from tests.coroutines import real_time
@@ -26,14 +26,14 @@ class World:
     for the next reads."""
 
     def __init__(self, patch: pytest.MonkeyPatch, *, end: int = 12) -> None:
-        patch.setattr(key_reading, "AGAIN_S", 0.0)
+        patch.setattr(row_reading, "AGAIN_S", 0.0)
         self.asked: list[tuple[int, int]] = []
         self.says: list[TritonMQError] = []
         self.woken = 0
         self.reads = True
         self.keys = ByKey(WorkState(1, 0), 3)
-        self.policy: Any = SimpleNamespace(ready=self.keys)
-        topic = SimpleNamespace(schema=None)
+        self.policy: Any = SimpleNamespace(ready=self.keys, wanting=list)
+        topic = SimpleNamespace(schema=None, spec=SimpleNamespace(schema=b""))
         self.partition: Any = SimpleNamespace(name="t-0", next_offset=end, read=self._read, topic=topic)
         self.gathering: Any = SimpleNamespace(
             group="g",
@@ -42,7 +42,7 @@ class World:
             wake=self._wake,
         )
         shell: Any = SimpleNamespace(spawn=lambda work, what: asyncio.create_task(work, name=what))
-        self.reading = KeyReading(shell)
+        self.reading = RowReading(shell, Any)
         places: Any = SimpleNamespace(run=self._run, close=lambda: None)
         self.reading._places = places
 
@@ -57,17 +57,17 @@ class World:
         self.woken += 1
 
     def _read(self, first: int, end: int, bytes_max: int) -> list[tuple[Any, bytes]]:
-        assert bytes_max == key_reading.BYTES_AT_ONCE
+        assert bytes_max == row_reading.BYTES_AT_ONCE
         self.asked.append((first, end))
         if self.says:
             raise self.says.pop(0)
         bases = range(first - first % PER_BATCH, end, PER_BATCH)
-        return [(SimpleNamespace(base_offset=base, record_count=PER_BATCH), b"") for base in bases]
+        return [(SimpleNamespace(base_offset=base, record_count=PER_BATCH, timestamp_us=0), b"") for base in bases]
 
-    async def _run(self, _name: str, _hashed: Any, stored: list[Any], *rest: Any) -> tuple[list[int], list[int]]:
+    async def _run(self, _name: str, look: Any) -> tuple[list[int], list[int]]:
         await asyncio.sleep(0)
-        first, end = rest[-1]
-        offsets = [o for base, count, _ in stored for o in range(base, base + count) if first <= o < end]
+        first, end = look.keywords["wanted"]
+        offsets = [o for base, count, _, _ in look.args[0] for o in range(base, base + count) if first <= o < end]
         return offsets, offsets
 
 
