@@ -10,7 +10,7 @@ import sys
 import click
 import pytest
 
-from mq_cli import output
+from mq_cli import output, values
 
 
 def read_to_the_end(terminal: int) -> str:
@@ -25,8 +25,8 @@ def read_to_the_end(terminal: int) -> str:
 @pytest.mark.parametrize("text", ["3s", "soon", "", "nan"])
 def test_what_is_no_number_of_seconds_is_told_how_to_write_one(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is no number of seconds: write 90"):
-        output.Seconds(min=0).convert(text, None, None)
-    assert output.Seconds(min=0).convert("2.5", None, None) == 2.5
+        values.Seconds(min=0).convert(text, None, None)
+    assert values.Seconds(min=0).convert("2.5", None, None) == 2.5
 
 
 def test_progress_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
