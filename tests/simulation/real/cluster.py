@@ -429,6 +429,7 @@ def simulate(seed: int, plan: Plan | None = None, *, verbose: bool = False) -> R
     root = Path(tempfile.mkdtemp(prefix="tritonmq-sim-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     collecting = gc.isenabled()
     gc.disable()
+    gc.collect()  # what the last cluster left when it was out of sight would be frozen, too
     gc.freeze()  # what is here already outlives the cluster: what is left of that is looked for in what came after it
     cluster = Cluster(seed, plan, root)
     if verbose:
