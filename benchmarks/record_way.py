@@ -121,7 +121,7 @@ def note_clients() -> None:
     from mq_broker.broker.groups.subscriptions import Delivery
     from mq_broker.broker.host.partition import Partition
     from mq_broker.core.messages import Published
-    from mq_broker.rpc.streams import StreamWire
+    from mq_broker.rpc.wire.streams import StreamWire
 
     heard = 0
 
@@ -159,8 +159,8 @@ def note_clients() -> None:
 def note_replication() -> None:
     """What goes to a journal's file, and to other brokers."""
     from mq_broker.broker.host.peer_messages import PeerMessages
-    from mq_broker.rpc.framed import FramedWire
-    from mq_broker.rpc.links import Links
+    from mq_broker.rpc.wire.framed import FramedWire
+    from mq_broker.rpc.wire.links import Links
     from mq_broker.storage.journal.journal import DiskJournal
     from mq_broker.storage.journal.segments import Append, LogFiles
 

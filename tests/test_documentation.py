@@ -104,7 +104,7 @@ def test_a_design_says_what_it_is_for_and_names_files_that_are_there(document: P
     if document.name == "DESIGN.md":
         assert re.findall(r"^## (.+)$", text, re.MULTILINE)[:2] == ["Purpose", "Assumes"]
     room = document.parent
-    roots = [ROOT, ROOT / "src", ROOT / "src/mq_broker", ROOT / "src/mq_broker/broker", room]
+    roots = [ROOT, ROOT / "src", ROOT / "src/mq_broker", ROOT / "src/mq_broker/broker", room, *room.glob("*/")]
     named = re.findall(r"`((?:\w+/)*\w+\.py)`", text)
     assert [name for name in named if not any((root / name).is_file() for root in roots)] == []
 

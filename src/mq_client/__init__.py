@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mq_client.errors import *
 
 if TYPE_CHECKING:
-    from mq_client.admin import Admin
+    from mq_client.admin import Admin, TopicMade
     from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue, Skipped
     from mq_client.descriptions import (
         BrokerDescription,
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
         SecurityFloor,
         TokenUser,
     )
-    from mq_client.topic_making import TopicMade
     from mq_client.transaction_admin import AbortedTransaction, GivenTransaction, StagedSum, TransactionDescription
 
 __all__ = [
@@ -178,7 +177,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "admin": ("Admin",),
+    "admin": ("Admin", "TopicMade"),
     "descriptions": (
         "BrokerDescription",
         "ClusterDescription",
@@ -224,7 +223,6 @@ _HOMES = {
         "SecurityFloor",
         "TokenUser",
     ),
-    "topic_making": ("TopicMade",),
     "transaction_admin": ("AbortedTransaction", "GivenTransaction", "StagedSum", "TransactionDescription"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -13,11 +13,11 @@ from google.protobuf.message import Message
 
 from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held
-from mq_broker.rpc.entering import Entering, TokenDoor
 from mq_broker.rpc.gate import Gate
-from mq_broker.rpc.port import Bounds, Port, Served
 from mq_broker.rpc.service import Batches, ProduceRequests, Room, Send, served
-from mq_broker.rpc.streams import StreamWire
+from mq_broker.rpc.wire.entering import Entering, TokenDoor
+from mq_broker.rpc.wire.port import Bounds, Port, Served
+from mq_broker.rpc.wire.streams import StreamWire
 from mq_broker.security.authority import Authority
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.call import PREAMBLE, Kind, error_of, said, say

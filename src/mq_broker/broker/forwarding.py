@@ -6,7 +6,7 @@ retries, its order and its UUIDs are what they are without this, and nothing of 
 not look at anyway.
 
 - **Twice judged.** The gate has let the call through before it comes here, and lets its later requests through one by
-  one. The other broker judges it again, as the same user (rpc/entering.py).
+  one. The other broker judges it again, as the same user (rpc/wire/entering.py).
 - **Once only.** What was passed on is answered where it comes.
 - **Bounded.** Of each direction of a stream one message is here at a time, and counted in `Held`. Above the mark
   nothing more is read from either side: it waits in TCP. What a Fetch sends has its room before it is read. A stream
@@ -28,11 +28,11 @@ from mq_broker.measured import FORWARDED
 from mq_broker.rpc.call import Call
 from mq_broker.rpc.callers import caller, client_port, principal, serial, verified
 from mq_broker.rpc.calls import opening
-from mq_broker.rpc.dialling import Dialling
-from mq_broker.rpc.lines import Lines
 from mq_broker.rpc.pacing import room_to_lend, room_to_send
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.service import RefusedBatch, Send
+from mq_broker.rpc.wire.dialling import Dialling
+from mq_broker.rpc.wire.lines import Lines
 from mq_broker.security.names import ANONYMOUS
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.call import Kind, Said

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from mq_broker.broker.administration.acls import Acls
-from mq_broker.broker.administration.floor import Floor
-from mq_broker.broker.administration.quotas import QuotaSettings
+from mq_broker.broker.administration.rights.acls import Acls
+from mq_broker.broker.administration.rights.floor import Floor
+from mq_broker.broker.administration.rights.quotas import QuotaSettings
 from mq_broker.broker.config import BrokerConfig
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.coordination.service import CoordinationService

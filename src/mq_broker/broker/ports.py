@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Final
 from mq_broker.broker.config import BrokerConfig
 from mq_broker.broker.runtime.periodic import Periodic
 from mq_broker.coordination.interface import BrokerRegistration
-from mq_broker.rpc.accepting import bind
-from mq_broker.rpc.arriving import Memory
 from mq_broker.rpc.call import Conversation
-from mq_broker.rpc.certificates import LOOK_S, Certificates
-from mq_broker.rpc.dialling import Dialling
-from mq_broker.rpc.entering import Entering, ForwardedDoor, TokenDoor
-from mq_broker.rpc.framed import Tls
-from mq_broker.rpc.outgoing import PeerAddress
-from mq_broker.rpc.port import Bounds, Converse, Port, Served
+from mq_broker.rpc.wire.accepting import bind
+from mq_broker.rpc.wire.arriving import Memory
+from mq_broker.rpc.wire.certificates import LOOK_S, Certificates
+from mq_broker.rpc.wire.dialling import Dialling
+from mq_broker.rpc.wire.entering import Entering, ForwardedDoor, TokenDoor
+from mq_broker.rpc.wire.framed import Tls
+from mq_broker.rpc.wire.outgoing import PeerAddress
+from mq_broker.rpc.wire.port import Bounds, Converse, Port, Served
 from mq_protocol.flight import SERVICE as FLIGHT
 from mq_protocol.limits import FLIGHT_REQUEST_BYTES_MAX
 from mq_protocol.methods import BROKER

@@ -17,18 +17,18 @@ import socket
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
-from mq_broker.broker.administration.acls import Acls
 from mq_broker.broker.administration.consumed import Consumed
 from mq_broker.broker.administration.features import Features
-from mq_broker.broker.administration.floor import FloorSettings
 from mq_broker.broker.administration.moves import Moves
 from mq_broker.broker.administration.preferred import Preferred
 from mq_broker.broker.administration.purging import Purging
-from mq_broker.broker.administration.quotas import QuotaSettings
 from mq_broker.broker.administration.recovery import TotalLoss
 from mq_broker.broker.administration.retention import Retention, RetentionClock
-from mq_broker.broker.administration.revoking import Revoking
-from mq_broker.broker.administration.tokens import TokenSettings
+from mq_broker.broker.administration.rights.acls import Acls
+from mq_broker.broker.administration.rights.floor import FloorSettings
+from mq_broker.broker.administration.rights.quotas import QuotaSettings
+from mq_broker.broker.administration.rights.revoking import Revoking
+from mq_broker.broker.administration.rights.tokens import TokenSettings
 from mq_broker.broker.administration.topic_making import TopicMaking
 from mq_broker.broker.administration.topics import Admin
 from mq_broker.broker.config import BrokerConfig, Role, http_listener
@@ -57,19 +57,19 @@ from mq_broker.broker.ports import ForBrokers, Offer, Ports
 from mq_broker.broker.proxy import serving as proxy
 from mq_broker.broker.queues.asked import Asked
 from mq_broker.broker.queues.beginning import Beginning
-from mq_broker.broker.queues.dead_letters import DeadLetters
-from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.declaring import Declaring
 from mq_broker.broker.queues.describing import Describing
+from mq_broker.broker.queues.group.row_reading import RowReading
 from mq_broker.broker.queues.idle import Idle
 from mq_broker.broker.queues.leasing import Leasing
-from mq_broker.broker.queues.leftovers import Leftovers
-from mq_broker.broker.queues.length import room
-from mq_broker.broker.queues.outbox import Outbox
-from mq_broker.broker.queues.outputs import Outputs
-from mq_broker.broker.queues.row_reading import RowReading
+from mq_broker.broker.queues.letters.dead_letters import DeadLetters
+from mq_broker.broker.queues.letters.leftovers import Leftovers
+from mq_broker.broker.queues.letters.outbox import Outbox
+from mq_broker.broker.queues.letters.outputs import Outputs
+from mq_broker.broker.queues.letters.staging import Staging
+from mq_broker.broker.queues.policy.declared import Declared
+from mq_broker.broker.queues.policy.length import room
 from mq_broker.broker.queues.sessions import Sessions
-from mq_broker.broker.queues.staging import Staging
 from mq_broker.broker.queues.stuck import Stuck
 from mq_broker.broker.queues.sweeping import Sweeping
 from mq_broker.broker.queues.working import Working
@@ -87,12 +87,12 @@ from mq_broker.measured import OF_TOPICS, LogCounter
 from mq_broker.rpc import service as rpc_service
 from mq_broker.rpc.call import Conversation
 from mq_broker.rpc.calls import Calls
-from mq_broker.rpc.entering import ForwardedDoor, TokenDoor
 from mq_broker.rpc.flight import flight_served
-from mq_broker.rpc.links import BEAT_S, Links
 from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof
 from mq_broker.rpc.peer_service import served_to_brokers
 from mq_broker.rpc.refusals import Refusals
+from mq_broker.rpc.wire.entering import ForwardedDoor, TokenDoor
+from mq_broker.rpc.wire.links import BEAT_S, Links
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.opening.directory import DataDirectory

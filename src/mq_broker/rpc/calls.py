@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from mq_broker.rpc.dialling import Dialling
-from mq_broker.rpc.lines import Lines
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.peer_service import PEER_UNARY, peer_path
 from mq_broker.rpc.service import parse
+from mq_broker.rpc.wire.dialling import Dialling
+from mq_broker.rpc.wire.lines import Lines
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OutcomeUnknown
 from mq_protocol.versions import PROTOCOL, PROTOCOL_OLDEST

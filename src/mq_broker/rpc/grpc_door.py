@@ -18,10 +18,10 @@ import grpc
 from grpc import aio
 
 from mq_broker.rpc.call import Call, Conversation, let_go
-from mq_broker.rpc.certificates import Certificates
 from mq_broker.rpc.flight import READ_ONLY
 from mq_broker.rpc.pacing import Present
 from mq_broker.rpc.service import is_envelope
+from mq_broker.rpc.wire.certificates import Certificates
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.call import Kind, Said
 from mq_protocol.envelope import Buffer, halves, joined

@@ -13,11 +13,11 @@ from google.protobuf.message import Message
 from mq_broker.rpc.call import Call, Conversation
 from mq_broker.rpc.callers import check_is_broker, note_caller
 from mq_broker.rpc.gate import Grant, UnderWay
-from mq_broker.rpc.links import Links
 from mq_broker.rpc.pacing import Present
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.service import asked
+from mq_broker.rpc.wire.links import Links
 from mq_broker.security.authority import NOBODY_ASKS, Asker
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import PeerRefused

@@ -235,7 +235,7 @@ def log_level(
     admin: Admin,
     broker: int = argument(type=click.IntRange(1)),
     level: str = argument(type=click.Choice(["debug", "info", "warning", "error"])),
-    logger: str = option("A part of it, e.g. mq_broker.rpc.links.", default="mq_broker"),
+    logger: str = option("A part of it, e.g. mq_broker.rpc.wire.links.", default="mq_broker"),
     seconds: float = option("", "--for", type=Seconds(min=1, max=86_400), default=600.0, metavar="SECONDS"),
 ) -> None:
     """Have BROKER log from LEVEL on. It goes back by itself."""

@@ -316,9 +316,15 @@ class Reporter:
     `send(group, {(topic, partition): offset})` may block and may raise `TritonMQError`.
     """
 
-    def __init__(self, send: Callable[[str, Mapping[Place, int]], None], interval_s: float = INTERVAL_SECONDS) -> None:
+    def __init__(
+        self,
+        send: Callable[[str, Mapping[Place, int]], None],
+        interval_s: float = INTERVAL_SECONDS,
+        tried_s: float = TRIED_SECONDS,
+    ) -> None:
         self._send = send
         self._interval_s = interval_s
+        self._tried_s = tried_s
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._waiting: dict[str, dict[Place, int]] = {}
@@ -391,7 +397,7 @@ class Reporter:
         now_s = time.monotonic()
         if self._failing_since_s is None:
             self._failing_since_s = now_s
-        again = again and now_s - self._failing_since_s < TRIED_SECONDS
+        again = again and now_s - self._failing_since_s < self._tried_s
         told = self._told[group]
         for place, offset in positions.items():
             if told.get(place) == offset:

@@ -15,7 +15,7 @@ import pytest
 from mq_broker.broker import BrokerConfig
 from mq_broker.rpc import callers, gate
 from mq_broker.rpc.call import Call
-from mq_broker.rpc.entering import TokenDoor
+from mq_broker.rpc.wire.entering import TokenDoor
 from mq_broker.security.names import ANONYMOUS, Principal
 from mq_protocol import mq_pb2 as pb
 from tests.mq_broker.broker.channel import Channel

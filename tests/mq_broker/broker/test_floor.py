@@ -17,7 +17,7 @@ from kazoo.client import KazooClient
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from mq_broker.broker import BrokerConfig
-from mq_broker.broker.administration.floor import Floor
+from mq_broker.broker.administration.rights.floor import Floor
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.coordination.credential import Credential
 from mq_broker.coordination.file import FileStore

@@ -16,8 +16,8 @@ from mq_broker.broker import BrokerConfig
 from mq_broker.coordination.service import CoordinationService
 from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.measured import FORWARDED, STREAMS
-from mq_broker.rpc import dialling
 from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.rpc.wire import dialling
 from mq_client import Admin, Consumer, Producer, Reader, Security, UnknownTopic
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch

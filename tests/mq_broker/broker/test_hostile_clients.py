@@ -21,8 +21,8 @@ from mq_broker.coordination.service import CoordinationService
 from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.core.entries import Append, Entry, MoveCursor
 from mq_broker.rpc.calls import Calls
-from mq_broker.rpc.framed import connect
 from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.rpc.wire.framed import connect
 from mq_broker.storage.codec.frame import Place, encode
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from grpc import aio
 
-from mq_broker.rpc import framed
 from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.rpc.wire import framed
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.call import PREAMBLE
 from mq_protocol.envelope import Envelope

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from cryptography import x509
 
 from mq_broker.broker import BrokerConfig
-from mq_broker.broker.administration import acls
+from mq_broker.broker.administration.rights import acls
 from mq_broker.coordination.file import FileStore
 from mq_broker.coordination.service import CoordinationService
 from mq_cli.access.cert import cert

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.administration import acls
+from mq_broker.broker.administration.rights import acls
 from mq_broker.coordination.file import FileStore
 from mq_broker.coordination.service import CoordinationService
 from mq_broker.security.rule_documents import document_of

@@ -9,13 +9,13 @@ from typing import Any
 
 from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held
-from mq_broker.rpc.accepting import bind
-from mq_broker.rpc.entering import Entering, TokenDoor
-from mq_broker.rpc.framed import Tls
-from mq_broker.rpc.links import Links, PeerAddress
 from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.port import Bounds, Port, Served
 from mq_broker.rpc.refusals import Refusals
+from mq_broker.rpc.wire.accepting import bind
+from mq_broker.rpc.wire.entering import Entering, TokenDoor
+from mq_broker.rpc.wire.framed import Tls
+from mq_broker.rpc.wire.links import Links, PeerAddress
+from mq_broker.rpc.wire.port import Bounds, Port, Served
 from mq_protocol import framing
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire

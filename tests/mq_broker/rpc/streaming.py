@@ -10,12 +10,12 @@ from typing import Any
 
 from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held
-from mq_broker.rpc import port as rpc_port
-from mq_broker.rpc.accepting import bind
-from mq_broker.rpc.certificates import Certificates
-from mq_broker.rpc.entering import Entering, TokenDoor
 from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.service import Batches, ProduceRequests, Room, Send, served
+from mq_broker.rpc.wire import port as rpc_port
+from mq_broker.rpc.wire.accepting import bind
+from mq_broker.rpc.wire.certificates import Certificates
+from mq_broker.rpc.wire.entering import Entering, TokenDoor
 from mq_broker.security.authority import Authority
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.call import Kind, Said, error_of, parsed, said, say

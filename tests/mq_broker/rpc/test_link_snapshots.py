@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from mq_broker.rpc.outgoing import Outgoing, Peer
+from mq_broker.rpc.wire.outgoing import Outgoing, Peer
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import (
     LINK_BUFFER_BYTES_MAX,

@@ -7,8 +7,8 @@ import contextlib
 
 import pytest
 
-from mq_broker.rpc import accepting, port
 from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.rpc.wire import accepting, port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.call import PREAMBLE
 from mq_protocol.errors import Overloaded

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.rpc.certificates import Certificates
-from mq_broker.rpc.dialling import Dialling
 from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.rpc.wire.certificates import Certificates
+from mq_broker.rpc.wire.dialling import Dialling
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import PeerRefused, Unreachable
 from mq_protocol.methods import PEER

@@ -17,11 +17,11 @@ import pytest
 from grpc import aio
 
 from mq_broker.rpc import grpc_door
-from mq_broker.rpc.entering import Entering, TokenDoor
 from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.grpc_door import FORWARD_METADATA, GrpcHandlers, listen, opened_by
 from mq_broker.rpc.service import UNARY, parse, path
 from mq_broker.rpc.service import served as service_served
+from mq_broker.rpc.wire.entering import Entering, TokenDoor
 from mq_broker.security.authenticating import Authenticator
 from mq_broker.security.authority import Authority
 from mq_protocol import limits

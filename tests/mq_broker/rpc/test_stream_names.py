@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.rpc.certificates import Certificates
+from mq_broker.rpc.wire.certificates import Certificates
 from mq_broker.security.authority import Authority
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.rules import Effect, Rule, RuleBook

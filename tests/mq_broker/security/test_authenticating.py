@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.rpc import entering
+from mq_broker.rpc.wire import entering
 from mq_broker.security.authenticating import added, authenticated
 from mq_broker.security.names import Principal
 from mq_broker.security.verified import Verified

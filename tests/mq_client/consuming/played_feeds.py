@@ -9,8 +9,8 @@ import pytest
 
 from mq_client.cluster import loop as loop_module
 from mq_client.cluster.client import Client as Caller
-from mq_client.consuming import feeding, session
 from mq_client.consuming import feeds as feeds_module
+from mq_client.consuming import session
 from mq_protocol.sql.ddl import parse_schema
 from tests.mq_client.cluster.scripted import topic_info
 from tests.mq_client.consuming.played_subscription import Client, Stream
@@ -63,7 +63,7 @@ class World:
         monkeypatch.setattr(loop_module, "on_loop", lambda: True)
         monkeypatch.setattr(loop_module, "this_process", lambda: self.loop)
         monkeypatch.setattr(feeds_module, "PushStream", self._opener(self.shared))
-        monkeypatch.setattr(feeding, "APART_S", 0.0)
+        monkeypatch.setattr(feeds_module, "APART_S", 0.0)
 
     @staticmethod
     def _opener(streams: list[Stream]) -> Callable[..., Stream]:

@@ -11,7 +11,7 @@ import pytest
 from mq_protocol.errors import InvalidRequest, TritonMQError, UnknownTopic, Unreachable
 from mq_spark.datasource.cluster import Place, Reporter, connect
 from mq_spark.planning.options import parse_sink
-from tests.cluster.harness import WAIT_S, wait_until
+from tests.cluster.harness import WAIT_S
 
 
 def test_reads_that_go_to_other_replicas_or_are_passed_on_have_clients_of_their_own() -> None:
@@ -40,7 +40,7 @@ def test_the_newest_position_is_sent_and_one_that_is_known_is_not_sent_again() -
     reporter.report("g", [("t", 0, 2)])
     reporter.report("g", [("t", 0, 3), ("t", 1, 1)])
     go_on.set()
-    wait_until(lambda: len(sent) == 2, "both are sent")
+    reporter.flush(WAIT_S)
     assert sent == [("g", {("t", 0): 1, ("t", 1): 1}), ("g", {("t", 0): 3})]
 
 
@@ -63,7 +63,7 @@ def test_a_report_that_failed_is_sent_again_by_itself_and_raises_nowhere() -> No
 
     reporter = Reporter(send, interval_s=0.0)
     reporter.report("g", [("t", 0, 1)])
-    wait_until(lambda: len(sent) == 4, "it is tried until it is taken")
+    reporter.flush(WAIT_S)
     assert sent == [{("t", 0): 1}] * 4
     reporter.report("g", [("t", 0, 1)])
     reporter.flush(WAIT_S)
@@ -86,15 +86,12 @@ def test_a_newer_report_takes_the_place_of_one_that_failed() -> None:
     assert failing.wait(WAIT_S)
     reporter.report("g", [("t", 0, 2)])
     go_on.set()
-    wait_until(lambda: len(sent) == 2, "both are sent")
-    assert sent[1] == {("t", 0): 2, ("t", 1): 1}
+    reporter.flush(WAIT_S)
+    assert sent[1:] == [{("t", 0): 2, ("t", 1): 1}]
 
 
 @pytest.mark.parametrize(("error", "tried_s"), [(UnknownTopic("gone"), 60.0), (Unreachable("nobody is there"), 0.0)])
-def test_what_asking_again_cannot_mend_or_has_not_for_long_is_dropped(
-    error: TritonMQError, tried_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mq_spark.datasource.cluster.TRIED_SECONDS", tried_s)
+def test_what_asking_again_cannot_mend_or_has_not_for_long_is_dropped(error: TritonMQError, tried_s: float) -> None:
     sent: list[dict[Place, int]] = []
 
     def send(_group: str, positions: Mapping[Place, int]) -> None:
@@ -102,12 +99,13 @@ def test_what_asking_again_cannot_mend_or_has_not_for_long_is_dropped(
         if len(sent) == 1:
             raise error
 
-    reporter = Reporter(send, interval_s=0.0)
+    reporter = Reporter(send, interval_s=0.0, tried_s=tried_s)
     reporter.report("g", [("t", 0, 1)])
-    wait_until(lambda: len(sent) == 1 and reporter._told == {"g": {}}, "it is dropped")
-    assert not reporter._waiting
+    reporter.flush(WAIT_S)
+    assert len(sent) == 1, "it is not tried again"
     reporter.report("g", [("t", 0, 1)])
-    wait_until(lambda: len(sent) == 2, "both are sent")
+    reporter.flush(WAIT_S)
+    assert len(sent) == 2, "and not taken for what has arrived"
 
 
 def test_a_group_that_brokers_refuse_is_told_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

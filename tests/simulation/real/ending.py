@@ -45,7 +45,7 @@ def throw_away(loop: VirtualLoop, buried: Iterable[Any]) -> None:
 def _end(task: Any) -> None:
     task._log_destroy_pending = False
     coroutine = task.get_coro()
-    frame = coroutine.cr_frame
+    frame = getattr(coroutine, "cr_frame", None)  # what closes an asynchronous generator has none
     inner = [each for each in frame.f_locals.values() if asyncio.iscoroutine(each)] if frame is not None else []
     for each in (coroutine, *inner):
         for _ in range(10):  # one that waits for something in a `finally` is told again

@@ -177,8 +177,6 @@ class Plan:
         plan.sweep_s = Random(f"sweeps {seed}").choice((15.0, 15.0, 1.0, 0.2))
         plan.away_s = Random(f"away {seed}").choice((0.0, 0.0, 5.0, 15.0))
         plan.order = workers.choice(("none", "none", "key", "key", "all"))
-        if plan.order == "all":  # one lease after the other, and each may wait for slow disks and wires several times
-            plan.calm_s *= 2
         plan._lend(seed)
         plan._lose(seed, power=power)
         plan._choose_expiry(Random(f"expiry {seed}"))
@@ -205,6 +203,7 @@ class Plan:
 
     def _lend(self, seed: int) -> None:
         """By which settings queue groups lend."""
+        self.calm_s *= 2 if self.order == "all" else 1  # one lease after the other, each over slow disks and wires
         random = Random(f"lending {seed}")
         if random.random() < 0.6:
             self.filter = random.random() < 0.4

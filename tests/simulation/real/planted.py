@@ -69,14 +69,14 @@ SHELL = (
 LINKS = (
     Fault(
         "a link that is newer does not end the older one",
-        "rpc.links:Links._converse",
+        "rpc.wire.links:Links._converse",
         "self._end(peer)\n    peer.incarnation",
         "peer.incarnation",
         ("power",),
     ),
     Fault(
         "an error dialling once is the last attempt",
-        "rpc.links:Links._dial_for_ever",
+        "rpc.wire.links:Links._dial_for_ever",
         'log.log(logging.INFO if failures == 0 else logging.DEBUG, "link to broker %d: %s", peer.broker, error)',
         "return",
     ),

@@ -20,11 +20,11 @@ CALLS = (
     ),
     Fault(
         "a connection goes on to the next call while one is under way",
-        "rpc.lines:Lines._give_back",
+        "rpc.wire.lines:Lines._give_back",
         "if connection.is_free and key[1]",
         "if key[1]",
         (),
-        (("rpc.lines:Lines._take", "if connection.is_free and now", "if now"),),
+        (("rpc.wire.lines:Lines._take", "if connection.is_free and now", "if now"),),
     ),
     Fault(
         "a client that has read what waited receives no more",
@@ -35,7 +35,7 @@ CALLS = (
     ),
     Fault(
         "a broker that has read what waited receives no more",
-        "rpc.streams:StreamWire._next",
+        "rpc.wire.streams:StreamWire._next",
         "if self._in_call:",
         "if False:",
         ("narrow", "busy"),

@@ -56,7 +56,7 @@ RECOVERIES = (
     ),
     Fault(
         "dead letters that their topic lost are not staged again",
-        "broker.queues.dead_letters:DeadLetters.stage_again",
+        "broker.queues.letters.dead_letters:DeadLetters.stage_again",
         "if outgoing is None or outgoing.reason is Reason.OUTPUT:",
         "if True:",
         ("queue", "lose logs"),

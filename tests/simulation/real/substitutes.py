@@ -25,14 +25,15 @@ import pytest
 from mq_broker.broker import server
 from mq_broker.broker.data import scheduled
 from mq_broker.broker.host.partition import Partition
-from mq_broker.broker.queues import expiring, idle, lives
-from mq_broker.broker.queues.gathering import Gathering
+from mq_broker.broker.queues import idle
+from mq_broker.broker.queues.group.gathering import Gathering
 from mq_broker.broker.queues.idle import Idle
-from mq_broker.broker.queues.outbox import Outbox
+from mq_broker.broker.queues.letters.outbox import Outbox
+from mq_broker.broker.queues.policy import expiring, lives
 from mq_broker.core.messages import Effect, Event
 from mq_broker.core.replication.replica import Replica
 from mq_broker.core.work import state as work_state
-from mq_broker.rpc import accepting, framed, streams
+from mq_broker.rpc.wire import accepting, framed, streams
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.identity import boot_id
 from mq_broker.storage.interface import OpenJournal

@@ -13,10 +13,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from mq_broker.broker.queues.asked import Asked
-from mq_broker.broker.queues.declared import Queue
-from mq_broker.broker.queues.gathering import Gathering
-from mq_broker.broker.queues.ordering import ByKey
-from mq_broker.broker.queues.policy import Policy
+from mq_broker.broker.queues.group.gathering import Gathering
+from mq_broker.broker.queues.policy.declared import Queue
+from mq_broker.broker.queues.policy.ordering import ByKey
+from mq_broker.broker.queues.policy.policy import Policy
 from mq_broker.broker.queues.sessions import Sessions
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.memory import Held

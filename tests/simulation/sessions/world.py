@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import pytest
 
-from mq_broker.broker.queues.declared import Queue
+from mq_broker.broker.queues.policy.declared import Queue
 from mq_client.cluster import deadline
 from mq_client.queueing import work_streams
 from mq_client.queueing.holdings import Credit

@@ -1,8 +1,8 @@
 """Snapshots on their way here, part by part. What one link can have this broker keep is bounded, and gone with the
 link.
 
-A broker sends one snapshot after another, each from its first part to its last (`rpc/links.py`). So of each link one is
-kept.
+A broker sends one snapshot after another, each from its first part to its last (`rpc/wire/links.py`). So of each link
+one is kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The heartbeat of a pair of brokers, which stands for those of all their partitions that are at rest.
 
-Each broker beats once a second on each link (rpc/links.py). A beat says that the sender's loop runs, and that what it
-sent on this link was written to it. Three things follow together with what a leader promises, namely to say so when it
-stops leading (partition.py):
+Each broker beats once a second on each link (rpc/wire/links.py). A beat says that the sender's loop runs, and that what
+it sent on this link was written to it. Three things follow together with what a leader promises, namely to say so when
+it stops leading (partition.py):
 
 - a leader that was heard since the contact began leads still;
 - what was sent since then has arrived or is on its way;

@@ -12,7 +12,7 @@ from mq_broker.broker.host.quiescence import Ticking
 from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.entries import Decide
 from mq_broker.core.machine.state import Snapshot
-from mq_broker.rpc.links import Links
+from mq_broker.rpc.wire.links import Links
 
 Hosted = TypeVar("Hosted", contravariant=True)
 """A partition."""

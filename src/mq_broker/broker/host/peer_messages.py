@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, assert_never
 from mq_broker.broker.host.arriving import ArrivingSnapshots
 from mq_broker.core.messages import AppendAck, AppendEntries, Event, InstallSnapshot, PeerMessage, SoFar
 from mq_broker.core.replication.peer_admission import Judgement, Verdict, judge_snapshot
-from mq_broker.rpc.links import Links
+from mq_broker.rpc.wire.links import Links
 from mq_broker.storage.codec.frame import Place, decode_frame, unpinned
 from mq_broker.storage.codec.snapshot import decode_snapshot
 from mq_broker.storage.interface import Frame, Journal

@@ -29,7 +29,7 @@ from mq_broker.core.entries import Decide
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import BrokersSeen, Event, LeaderName, PeerConnected, PeerDisconnected, SessionLost
 from mq_broker.measured import ALARMS
-from mq_broker.rpc.links import Hearer, Links
+from mq_broker.rpc.wire.links import Hearer, Links
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.interface import JournalListener, OpenJournal
 from mq_broker.storage.journal.memory import open_memory_journal

@@ -24,10 +24,10 @@ from uvicorn.server import ServerState
 
 from mq_broker.broker.metrics.exposition import exposition
 from mq_broker.broker.metrics.observing import Observing
-from mq_broker.rpc.accepting import Accepting, begin
 from mq_broker.rpc.callers import principal
-from mq_broker.rpc.framed import Tls, peer_of, proved
 from mq_broker.rpc.gate import Gate
+from mq_broker.rpc.wire.accepting import Accepting, begin
+from mq_broker.rpc.wire.framed import Tls, peer_of, proved
 from mq_broker.security.names import ANONYMOUS
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotAuthenticated, PermissionDenied, TritonMQError, Unreachable

@@ -26,8 +26,8 @@ from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
 from mq_broker.coordination.service import CoordinationService
 from mq_broker.rpc import service as rpc_service
-from mq_broker.rpc.entering import TokenDoor
 from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.rpc.wire.entering import TokenDoor
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.methods import BROKER
 

@@ -10,9 +10,9 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.queues.checked_filters import CheckedFilters
-from mq_broker.broker.queues.declared import Declared
-from mq_broker.broker.queues.outputs import outputs_of
-from mq_broker.broker.queues.requests import Extend, Item
+from mq_broker.broker.queues.group.requests import Extend, Item
+from mq_broker.broker.queues.letters.outputs import outputs_of
+from mq_broker.broker.queues.policy.declared import Declared
 from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.core.work.ranges import RANGES_MAX, Ranges, from_gaps, why_wrong
 from mq_broker.core.work.settling import Ack, Failed, Outcome, Rejected, Release, Settle

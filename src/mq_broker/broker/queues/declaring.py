@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mq_broker.broker.metadata.topics import Topic, Topics
-from mq_broker.broker.queues.declared import Declared, unknown_queue
-from mq_broker.broker.queues.letters import check_fits
+from mq_broker.broker.queues.letters.making import check_fits
+from mq_broker.broker.queues.policy.declared import Declared, unknown_queue
 from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.broker.transactions.begun_groups import BegunGroups
 from mq_broker.broker.transactions.owners import name_of

@@ -16,9 +16,9 @@ from typing import Final, TypeAlias
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
-from mq_broker.broker.queues.declared import Declared, Queue, unknown_queue
 from mq_broker.broker.queues.declaring import queue_told
-from mq_broker.broker.queues.row_reading import shown_key
+from mq_broker.broker.queues.group.row_reading import shown_key
+from mq_broker.broker.queues.policy.declared import Declared, Queue, unknown_queue
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
 from mq_broker.core.work.steps import LeaseId
 from mq_broker.security.names import member_shown

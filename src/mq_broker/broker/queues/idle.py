@@ -16,7 +16,7 @@ from typing import Final
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
-from mq_broker.broker.queues.declared import Declared, Queue
+from mq_broker.broker.queues.policy.declared import Declared, Queue
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.transactions.coordinator import Transactions
 from mq_broker.coordination.interface import TopicSpec

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from mq_broker.broker.queues.asked import Asked, check_epochs, lease_of
+from mq_broker.broker.queues.group.requests import Asking
+from mq_broker.broker.queues.group.told import answer_to_wire, lent_to_wire
 from mq_broker.broker.queues.lent_rows import lent_rows
-from mq_broker.broker.queues.outputs import Outputs, last_number
-from mq_broker.broker.queues.requests import Asking
-from mq_broker.broker.queues.told import answer_to_wire, lent_to_wire
+from mq_broker.broker.queues.letters.outputs import Outputs, last_number
 from mq_broker.broker.queues.working import Working
 from mq_broker.core.work.settling import Answer
 from mq_broker.rpc.callers import own_member

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from mq_broker.broker.host.partition import Partition
-from mq_broker.broker.queues.gathering import Gathering
-from mq_broker.broker.queues.requests import Asking, Item, Lent, Settling
+from mq_broker.broker.queues.group.gathering import Gathering
+from mq_broker.broker.queues.group.requests import Asking, Item, Lent, Settling
 from mq_broker.core.work.ranges import Ranges
 from mq_broker.core.work.settling import Answer
 from mq_broker.core.work.steps import LeaseId

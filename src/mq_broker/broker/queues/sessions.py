@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from mq_broker.broker.queues.asked import Asked, check_epochs, lease_of
+from mq_broker.broker.queues.group.requests import Lent
+from mq_broker.broker.queues.group.told import answer_to_wire, lease_to_wire, lent_to_wire
 from mq_broker.broker.queues.lent_rows import ROWS_BYTES_MAX, lent_rows
-from mq_broker.broker.queues.outputs import last_number
-from mq_broker.broker.queues.requests import Lent
+from mq_broker.broker.queues.letters.outputs import last_number
 from mq_broker.broker.queues.session import (
     Active,
     CreditHolds,
@@ -26,7 +27,6 @@ from mq_broker.broker.queues.session import (
     Session,
     weight,
 )
-from mq_broker.broker.queues.told import answer_to_wire, lease_to_wire, lent_to_wire
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.streams import in_turns, side_by_side

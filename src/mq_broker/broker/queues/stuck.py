@@ -10,7 +10,7 @@ from typing import Final
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
-from mq_broker.broker.queues.declared import Declared, Queue
+from mq_broker.broker.queues.policy.declared import Declared, Queue
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.core.work.state import WorkState

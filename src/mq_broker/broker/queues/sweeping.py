@@ -8,8 +8,8 @@ import logging
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
-from mq_broker.broker.queues.declared import Declared, Queue
 from mq_broker.broker.queues.describing import pages
+from mq_broker.broker.queues.policy.declared import Declared, Queue
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.streams import asked_of_each
 from mq_broker.core.work.ranges import joined

@@ -16,11 +16,11 @@ from typing import Final
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
-from mq_broker.broker.queues.declared import Declared
-from mq_broker.broker.queues.gathering import AGAIN_S, Gathering
-from mq_broker.broker.queues.length import Kept
-from mq_broker.broker.queues.policy import Policy, goes_by_itself
-from mq_broker.broker.queues.requests import Asking, Item, Lent, OwnSteps, Settling
+from mq_broker.broker.queues.group.gathering import AGAIN_S, Gathering
+from mq_broker.broker.queues.group.requests import Asking, Item, Lent, OwnSteps, Settling
+from mq_broker.broker.queues.policy.declared import Declared
+from mq_broker.broker.queues.policy.length import Kept
+from mq_broker.broker.queues.policy.policy import Policy, goes_by_itself
 from mq_broker.core.work.settling import Answer
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Step

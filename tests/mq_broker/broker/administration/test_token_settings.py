@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.administration.tokens import TokenSettings
+from mq_broker.broker.administration.rights.tokens import TokenSettings
 from mq_broker.coordination.editing import Document
 from mq_broker.coordination.interface import SecurityDocuments
 from mq_broker.core.messages import CasOutcome

@@ -21,8 +21,8 @@ from mq_broker.coordination.interface import TopicSpec
 from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.machine.state import MachineState, Snapshot
 from mq_broker.core.messages import LeaderName, NodeState, Published
-from mq_broker.rpc.links import Links
 from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.rpc.wire.links import Links
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol import mq_pb2 as pb

@@ -16,7 +16,7 @@ from mq_protocol.errors import InvalidRequest
 from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.cluster import standalone
 
-NAME = "mq_broker.rpc.links"
+NAME = "mq_broker.rpc.wire.links"
 
 
 def level() -> int:

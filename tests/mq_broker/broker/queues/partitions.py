@@ -9,11 +9,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from mq_broker.broker.queues.declared import Queue
-from mq_broker.broker.queues.gathering import Gathering
-from mq_broker.broker.queues.ordering import ByKey
-from mq_broker.broker.queues.policy import Policy
-from mq_broker.broker.queues.requests import Asking, Item, Settling
+from mq_broker.broker.queues.group.gathering import Gathering
+from mq_broker.broker.queues.group.requests import Asking, Item, Settling
+from mq_broker.broker.queues.policy.declared import Queue
+from mq_broker.broker.queues.policy.ordering import ByKey
+from mq_broker.broker.queues.policy.policy import Policy
 from mq_broker.core.entries import Append, Attributes, Entry, Operation, Trim, Work
 from mq_broker.core.machine.admission import Admit, judge
 from mq_broker.core.machine.admission import Answer as Answered

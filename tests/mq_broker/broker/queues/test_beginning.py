@@ -17,7 +17,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.queues import beginning
 from mq_broker.broker.queues.beginning import Beginning
-from mq_broker.broker.queues.declared import Declared
+from mq_broker.broker.queues.policy.declared import Declared
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.periodic import Periodic
 from mq_broker.coordination.interface import QueueSpec

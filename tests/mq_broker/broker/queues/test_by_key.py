@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from mq_broker.broker.queues import lending, ordering
-from mq_broker.broker.queues.lending import Choice, Wish
-from mq_broker.broker.queues.ordering import ByKey
+from mq_broker.broker.queues.policy import lending, ordering
+from mq_broker.broker.queues.policy.lending import Choice, Wish
+from mq_broker.broker.queues.policy.ordering import ByKey
 from mq_broker.core.work.ranges import Range, joined
 from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.state import NO_MARK, WorkState

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mq_broker.broker.queues.clocks import Clocks
+from mq_broker.broker.queues.group.clocks import Clocks
 from mq_broker.core.work.ranges import joined
 from mq_broker.core.work.steps import LeaseId
 

@@ -17,8 +17,8 @@ import pytest
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic
-from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.describing import Describing
+from mq_broker.broker.queues.policy.declared import Declared
 from mq_broker.broker.queues.sweeping import Sweeping
 from mq_broker.broker.queues.working import Working
 from mq_broker.coordination.interface import QueueSpec

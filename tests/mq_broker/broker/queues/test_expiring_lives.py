@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.queues import dropping, expiring, lives
-from mq_broker.broker.queues.expiring import Expiring, Fate, covering
+from mq_broker.broker.queues.policy import dropping, expiring, lives
+from mq_broker.broker.queues.policy.expiring import Expiring, Fate, covering
 from mq_broker.core.messages import Published
 from mq_broker.core.work.settling import Failed, Rejected, Release
 from mq_broker.core.work.state import WorkState

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mq_broker.broker.queues.row_reading import unfit_of
+from mq_broker.broker.queues.group.row_reading import unfit_of
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.errors import InvalidSetting

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mq_broker.broker.queues import gathering as gathering_module
-from mq_broker.broker.queues.requests import Lent, OwnSteps, Sending
+from mq_broker.broker.queues.group import gathering as gathering_module
+from mq_broker.broker.queues.group.requests import Lent, OwnSteps, Sending
 from mq_broker.core.work.settling import Failed, Rejected, SendDead
 from mq_broker.core.work.steps import Accept, Begin, Drop, End, LeaseId, OutputLine, Reason, Return
 from mq_protocol.errors import NotLeader, OutcomeUnknown, Overloaded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq_broker.broker.queues.requests import Extend, LentRun
+from mq_broker.broker.queues.group.requests import Extend, LentRun
 from mq_broker.core.work.settling import Answer, Failed
 from mq_broker.core.work.steps import Lease, Park, Return
 from tests.coroutines import real_time

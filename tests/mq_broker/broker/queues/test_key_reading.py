@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mq_broker.broker.queues.row_reading import hashed
+from mq_broker.broker.queues.group.row_reading import hashed
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.errors import InvalidSetting

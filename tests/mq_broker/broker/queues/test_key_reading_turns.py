@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.queues import row_reading
-from mq_broker.broker.queues.ordering import ByKey
-from mq_broker.broker.queues.row_reading import RowReading
+from mq_broker.broker.queues.group import row_reading
+from mq_broker.broker.queues.group.row_reading import RowReading
+from mq_broker.broker.queues.policy.ordering import ByKey
 from mq_broker.core.work.state import WorkState
 from mq_protocol.errors import NotEnoughReplicas, OffsetOutOfRange, TritonMQError
 from tests.coroutines import real_time

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mq_broker.broker.queues import dead_letters as module
-from mq_broker.broker.queues.dead_letters import DeadLetters
-from mq_broker.broker.queues.declared import Queue
-from mq_broker.broker.queues.requests import OwnSteps, Sending
+from mq_broker.broker.queues.group.requests import OwnSteps, Sending
+from mq_broker.broker.queues.letters import dead_letters as module
+from mq_broker.broker.queues.letters.dead_letters import DeadLetters
+from mq_broker.broker.queues.policy.declared import Queue
 from mq_broker.core.work.settling import Answer
 from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.core.work.steps import LeaseId, OutputLine, Park, Reason, Send, Step

@@ -11,9 +11,10 @@ from random import Random
 
 import pytest
 
-from mq_broker.broker.queues import gathering, lending, ordering
-from mq_broker.broker.queues.ordering import STAYS_MS
-from mq_broker.broker.queues.requests import Asking, OwnSteps, Settling
+from mq_broker.broker.queues.group import gathering
+from mq_broker.broker.queues.group.requests import Asking, OwnSteps, Settling
+from mq_broker.broker.queues.policy import lending, ordering
+from mq_broker.broker.queues.policy.ordering import STAYS_MS
 from mq_broker.core.work.settling import Ack, Failed, Outcome, Rejected, Release
 from mq_broker.core.work.state import NO_MARK
 from mq_broker.core.work.steps import Accept, Drop, LeaseId, Reason, Reset

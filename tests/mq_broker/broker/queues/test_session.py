@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq_broker.broker.queues import session as session_module
-from mq_broker.broker.queues.requests import Lent
+from mq_broker.broker.queues.group.requests import Lent
 from mq_broker.broker.queues.session import CreditHolds, Gone, Load, News, NumberedAnswer, Ready, Session
 from mq_broker.core.work.ranges import Ranges
 from mq_broker.core.work.settling import Ack, Settle

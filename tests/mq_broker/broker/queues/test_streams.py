@@ -12,7 +12,7 @@ import pytest
 
 from mq_broker.broker.queues import sessions as sessions_module
 from mq_broker.broker.queues.asked import Asked
-from mq_broker.broker.queues.declared import Queue
+from mq_broker.broker.queues.policy.declared import Queue
 from mq_broker.broker.queues.sessions import ANSWER_BYTES, Sessions
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.memory import COPIES_SENT, Held

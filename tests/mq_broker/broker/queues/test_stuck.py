@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.metadata.topics import Topic
-from mq_broker.broker.queues.declared import Declared
+from mq_broker.broker.queues.policy.declared import Declared
 from mq_broker.broker.queues.stuck import STUCK_MS, Stuck
 from mq_broker.coordination.interface import QueueSpec
 from mq_broker.core.work.steps import Accept, Lease

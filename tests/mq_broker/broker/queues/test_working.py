@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.queues import working as working_module
-from mq_broker.broker.queues.declared import Queue
-from mq_broker.broker.queues.requests import Asking, Lent
+from mq_broker.broker.queues.group.requests import Asking, Lent
+from mq_broker.broker.queues.policy.declared import Queue
 from mq_broker.broker.queues.working import Working
 from mq_broker.core.work.settling import Ack, Answer, Release, Settle
 from mq_broker.core.work.steps import Begin, Lease, OutputLine, Reason, Send

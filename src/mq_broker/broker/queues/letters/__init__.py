@@ -1,0 +1,1 @@
+"""Dead letters and outputs of queue groups: made, staged, decided by the source's journal, and published."""
