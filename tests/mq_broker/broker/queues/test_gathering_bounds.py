@@ -94,6 +94,23 @@ async def test_a_request_that_waits_no_more_is_answered_once_it_was_judged_and_n
     assert not group.gathering.waits
 
 
+@pytest.mark.parametrize("paused", [False, True])
+@real_time
+async def test_who_is_lent_nothing_is_told_so_once_what_it_did_not_name_has_gone_back(paused: bool) -> None:
+    group = Group(2)
+    await lease_of(group, "a", 2)
+    group.declare(paused=paused)
+    group.led.keeps_up = False
+    asking = group.ask("a", 0, watches=True)
+    group.gathering.hurry(asking)
+    await rounds()
+    assert not asking.answered.done()
+    group.led.commit()
+    await rounds()
+    assert asking.answered.result() == Lent(ready=not paused)
+    assert group.state.leased == 0
+
+
 @real_time
 async def test_when_the_leadership_ends_everybody_is_told_but_who_waits_for_an_entry_on_its_way() -> None:
     group = Group(50)

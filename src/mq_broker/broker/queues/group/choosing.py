@@ -78,7 +78,7 @@ class Choosing:
             wish = self.wish(asking, min(room, ready.most(records)), now_ms, alone=not records)
             if not asking.records_max:
                 if (
-                    self._tell(asking, of.is_ready(wish, now_us, end))
+                    self._tell(draft, asking, of.is_ready(wish, now_us, end))
                     and of is ready
                     and not records
                     and of.order is None
@@ -115,11 +115,11 @@ class Choosing:
         elif is_ready is None:
             self._wake()
 
-    def _tell(self, asking: Asking, is_ready: bool | None) -> bool:
+    def _tell(self, draft: Draft, asking: Asking, is_ready: bool | None) -> bool:
         """Who only wants to know is told, once something is ready. Whether nothing is."""
         if is_ready:
             self._asking.leave(asking)
-            asking.answer(Lent(ready=True))
+            draft.tell(asking, Lent(ready=True))
         elif is_ready is None:
             self._wake()
         return is_ready is False

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from mq_broker.broker.queues.group.requests import Asking, OwnSteps, Sending, Settling
+from mq_broker.broker.queues.group.requests import Asking, Lent, OwnSteps, Sending, Settling
 from mq_broker.broker.queues.policy.lending import RANGES_PER_LEASE_MAX, Choice
 from mq_broker.core.messages import Done, Refused, Result
 from mq_broker.core.work.ranges import RANGES_MAX, joined
@@ -55,6 +55,7 @@ class Draft:
     reconciled: list[tuple[Asking, bool, int]] = field(default_factory=list)  # all of it? up to which settle
     lendings: list[Lending] = field(default_factory=list)
     gone: list[tuple[Asking, tuple[LeaseId, ...]]] = field(default_factory=list)
+    told: list[tuple[Asking, Lent]] = field(default_factory=list)  # who is lent nothing by it
     sendings: list[tuple[Sending, Answer]] = field(default_factory=list)
     own: OwnSteps | None = None
     answers: list[tuple[Settling, int, Answer]] = field(default_factory=list)
@@ -94,6 +95,11 @@ class Draft:
     def next_lease(self) -> LeaseId:
         """By the step that comes next."""
         return LeaseId(*self.at, len(self.steps))
+
+    def tell(self, asking: Asking, lent: Lent) -> None:
+        """It is told so once this is committed: what it did not name may go back by it."""
+        asking.in_flight = True
+        self.told.append((asking, lent))
 
     def lend(self, lending: Lending, state: WorkState, end: int) -> Sequence[Step]:
         """To this member what was chosen for it. Returns the steps that do so."""

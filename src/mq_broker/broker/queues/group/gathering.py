@@ -170,11 +170,14 @@ class Gathering:
             self.wake()
 
     def hurry(self, asking: Asking) -> None:
-        """Its time to wait is over: it is answered as soon as it was judged."""
+        """Its time to wait is over: it is answered as soon as it was judged, behind what is on its way."""
         asking.hurry = True
         if asking.judged and not asking.in_flight:
             self._asking.leave(asking)
-            asking.answer(Lent())
+            if self._flights:
+                self._flights[-1].tell(asking, Lent())
+            else:
+                asking.answer(Lent())
 
     def settle(self, settling: Settling) -> None:
         self._used_ms = self._now_ms()
@@ -360,7 +363,7 @@ class Gathering:
         else:
             self._refuse_own(queue, error)
         if self._scanned:
-            self._were_judged(waited)
+            self._were_judged(waited, draft)
             if self._policy.sends and isinstance(queue.settings.dead_letter, str):
                 self._on_doomed(self)
         if not self._policy.knows(self.partition.next_offset):
@@ -391,16 +394,17 @@ class Gathering:
             if asking.hurry:
                 self.hurry(asking)
 
-    def _were_judged(self, waited: Iterable[Asking]) -> None:
-        """Those who are lent nothing now wait on, unless they have waited long enough."""
+    def _were_judged(self, waited: Iterable[Asking], draft: Draft) -> None:
+        """Those who are lent nothing by this draft wait on, unless they have waited long enough."""
         end = self.partition.next_offset
         for asking in filter(self._asking.has, waited):
             asking.end = end if asking.end < 0 else asking.end
             looked = not asking.looking and asking.end <= self._policy.looked_to(asking.filter, end)
             if asking.reconciled and looked:
                 asking.note_judged()
-                if asking.hurry:
-                    self.hurry(asking)
+                if asking.hurry and not asking.in_flight:
+                    self._asking.leave(asking)
+                    draft.tell(asking, Lent())
 
     def _keep_up(self, state: WorkState, queue: Queue) -> bool:
         """With a new life of the group, and with its settings. Returns whether every lease is known."""
@@ -655,6 +659,11 @@ class Gathering:
         for asking, gone in draft.gone:
             if error is None:
                 asking.answer(Lent(gone=gone))
+            else:
+                asking.refuse(error)
+        for asking, lent in draft.told:
+            if error is None:
+                asking.answer(lent)
             else:
                 asking.refuse(error)
         for lending in draft.lendings:
