@@ -363,6 +363,7 @@ class Worker(Client):
         request = pb.SettleRequest(
             topic=self.topic, partition=self.partition, group=GROUP, member=self.name, timeout_ms=4_000
         )
+        first = not any(truth.was_said(item) for item in asked if item[2] != pb.OUTCOME_EXTEND)
         for item in asked:
             truth.asks(*item)
             (epoch, entry, step), offset, outcome = item
@@ -376,7 +377,7 @@ class Worker(Client):
             if outcome in (pb.OUTCOME_FAIL, pb.OUTCOME_REJECT):
                 settle.error = FAILED
         answer: pb.SettleResponse = await self.ask(broker, "Settle", request)
-        return self._judge(list(zip(asked, answer.answers, strict=True)), asked_at, broker, LEASE_S)
+        return self._judge(list(zip(asked, answer.answers, strict=True)), asked_at, broker, LEASE_S, first=first)
 
     def _judge(
         self,
