@@ -88,3 +88,16 @@ async def test_what_is_refused_before_it_is_let_in_is_told_at_once_on_a_kept_con
             await until(lambda: served.service.begun == 1)
             kept.say(fetching(0, 1))
             assert isinstance(await kept.refused(), Overloaded)
+
+
+@real_time
+async def test_what_nobody_had_read_of_who_is_gone_is_given_back() -> None:
+    message = b"".join(batch(1, bytes(40_000)))
+    async with serving() as served:
+        served.service.hangs = True
+        async with connected(served) as client:
+            client.say([OPENED, message[:1_000]])
+            await until(lambda: served.memory.bytes > 30_000)
+            client.say([message[1_000:], message[:1_000]])
+            await until(lambda: served.memory.bytes > 60_000)  # the first one is whole, and waits to be read
+        await until(lambda: served.memory.bytes == 0)

@@ -189,3 +189,14 @@ def test_the_new_epoch_is_above_what_a_log_that_is_passed_over_has_seen_too() ->
 def test_a_recovery_has_a_number_that_no_log_has_gone_on_under() -> None:
     """The coordination service may have been restored from a backup."""
     assert chosen(status(1, "new1", recovery=4), status(2, "new2", recovery=3)).state.recovery == 5
+
+
+def test_whose_log_it_is_to_be_changes_nothing_of_what_is_waited_for() -> None:
+    opening, left = pb.ReplicaStatusResponse(broker=3), status(2, "new2", index=8)
+    with pytest.raises(InvalidRequest, match="broker 3 does not answer for its replica"):
+        chosen(status(1, "new1"), left, opening, from_broker=2)
+    with pytest.raises(InvalidRequest, match="broker 1 was in sync and does not answer"):
+        chosen(pb.ReplicaStatusResponse(broker=1), left, from_broker=2)
+    with pytest.raises(InvalidRequest, match="broker 1 has a log that is in sync"):
+        chosen(status(1, "one"), left, from_broker=2)
+    assert chosen(status(1, "one"), left, opening, from_broker=2, force=True).kept.broker == 2

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from mq_broker.broker.queues.group.row_reading import hashed
+from mq_broker.broker.queues.group.row_reading import RowReading, hashed
+from mq_broker.broker.queues.policy.ordering import ByKey
+from mq_broker.core.work.state import WorkState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.errors import InvalidSetting
@@ -102,3 +108,41 @@ async def test_keys_that_a_topic_does_not_have_are_refused_when_they_are_declare
 async def refused(broker: Broker, settings: dict[str, str], change: pb.QueueChange.ValueType, why: str) -> None:
     with pytest.raises(InvalidSetting, match=why):
         await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g", settings=settings, change=change))
+
+
+@virtual_time
+async def test_a_batch_of_columns_that_were_added_is_noticed_wherever_it_lies() -> None:
+    """A producer that knows the former columns alone may come after one that knows more."""
+    former = pa.schema([("n", pa.int64())])
+    present = pa.schema([*former, ("m", pa.int64())])
+
+    class Topics:
+        async def renewed(self, topic: Any) -> None:
+            topic.schema = present
+
+    def stored(base: int, schema: pa.Schema) -> tuple[Any, memoryview]:
+        rows = pa.RecordBatch.from_pylist([{"n": 1, "m": 1}, {"n": 2, "m": 2}], schema=schema)
+        return SimpleNamespace(base_offset=base, record_count=2, timestamp_us=0), memoryview(encode_batch(rows))
+
+    def read(*_: int) -> list[tuple[Any, memoryview]]:
+        asked.append(topic.schema)
+        return [stored(0, former), stored(2, present), stored(4, former)]
+
+    asked: list[pa.Schema] = []
+    tasks: list[asyncio.Task[None]] = []
+    topic = SimpleNamespace(schema=former, spec=SimpleNamespace(schema=b"columns"))
+    partition: Any = SimpleNamespace(name="t-0", next_offset=6, topic=topic, read=read)
+    keys = ByKey(WorkState(1, 0), 3, "m")
+    policy: Any = SimpleNamespace(ready=keys, wanting=list)
+    gathering: Any = SimpleNamespace(group="g", partition=partition, reads=lambda _: len(asked) < 5, wake=lambda: None)
+
+    def spawn(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        tasks.append(asyncio.create_task(work, name=name))
+        return tasks[-1]
+
+    shell: Any = SimpleNamespace(spawn=spawn)
+    reading = RowReading(shell, Topics())  # type: ignore[arg-type]
+    reading.look(gathering, policy)
+    await asyncio.gather(*tasks)
+    reading.close()
+    assert (asked, keys.read_to, reading.alarm("t-0", "g")) == ([former, present], 6, "")

@@ -12,6 +12,7 @@ import pytest
 
 from mq_broker.broker.queues.group import row_reading
 from mq_broker.broker.queues.group.row_reading import RowReading
+from mq_broker.broker.queues.policy import ordering
 from mq_broker.broker.queues.policy.ordering import ByKey
 from mq_broker.core.work.state import WorkState
 from mq_protocol.errors import NotEnoughReplicas, OffsetOutOfRange, TritonMQError
@@ -100,3 +101,15 @@ async def test_why_keys_cannot_be_read_is_told_once_until_it_changes(caplog: pyt
         await rounds()
         assert (world.alarm, world.keys.read_to) == ("", 12)
         assert len(warned(caplog)) == 2
+
+
+@real_time
+async def test_no_more_counts_as_read_than_was_looked_at_though_the_last_batch_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the rest of it has no keys."""
+    monkeypatch.setattr(ordering, "READ_AT_ONCE", 4)
+    world = World(monkeypatch)
+    world.look()
+    await rounds()
+    assert world.asked == [(0, 4), (4, 8), (8, 12)]

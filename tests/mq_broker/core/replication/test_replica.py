@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from mq_broker.core.entries import Append, Entry, EpochStart
@@ -314,3 +315,19 @@ def test_what_was_acknowledged_is_not_sought_again_whatever_is_said_later() -> N
     replica.step(answer(2, sequence=9, acknowledged_index=0, matched_index=0, conflict=True))
     [sent_to_2] = [send for send in of(replica.step(TurnEnded(900)), Send) if send.to == 2]
     assert sent_to_2.message.prev_index == 1
+
+
+def test_what_others_said_before_the_node_or_who_lives_has_changed_lets_nobody_claim() -> None:
+    """A log that was no further then may be by now."""
+    nobody = replace(NODE, leader=None)
+    fewer = BrokersSeen((LeaderName(1, 5), LeaderName(3, 5)))
+    for news in ((fewer, NodeRead(2, nobody)), (NodeRead(3, replace(nobody, token="y")),)):
+        replica = follower()
+        replica.step(NodeRead(2, nobody))
+        questions = [sent for sent in of(replica.step(TurnEnded(1)), Send) if isinstance(sent.message, SoFar)]
+        for asked in questions:
+            replica.step(SoFar(asked.to, 5, dict(NODE.isr)[asked.to], 3, 0, 0, asked.message.question))
+        for event in news:
+            replica.step(event)
+        assert of(replica.step(TurnEnded(1)), WriteNode) == [], "they are asked anew"
+        assert claims(replica, 200), "and say so again"

@@ -3,11 +3,13 @@ alone."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +17,12 @@ import pytest
 from mq_broker.rpc.callers import asker, caller, client_port, serial
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.refusals import Refusals
+from mq_broker.rpc.wire import entering
 from mq_broker.rpc.wire.certificates import Certificates
 from mq_broker.rpc.wire.entering import Entering, ForwardedDoor, TokenDoor
 from mq_broker.security.authority import Authority
 from mq_broker.security.client_port import ClientPort
+from mq_broker.security.failures import DELAY_S, FAILURES
 from mq_broker.security.names import Principal
 from mq_broker.security.verified import Verified
 from mq_protocol import mq_pb2 as pb
@@ -33,7 +37,7 @@ from mq_protocol.errors import (
 )
 from mq_protocol.methods import BROKER
 from mq_protocol.pem import context, read
-from tests.coroutines import real_time
+from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.rpc.streaming import Served, ask, asking, connected, server_tls
 from tests.securing import HOST, Certs
 
@@ -326,3 +330,21 @@ async def test_where_a_token_is_demanded_nobody_is_served_without_and_in_plain_t
     async with for_clients() as there:
         assert isinstance(await there.refuses(badge("etl")), NotAuthenticated)
         assert there.asked == []
+
+
+@virtual_time
+async def test_who_goes_while_its_refusal_waits_has_others_refusals_wait_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entering, "WAITING_MAX", 1)
+    door, loop = TokenDoor(()), asyncio.get_running_loop()
+    call: Any = SimpleNamespace(auth_context=dict, peer=lambda: f"ipv4:{HOST}:1", opened=pb.CallOpen(token="no"))
+    for _ in range(FAILURES):
+        with pytest.raises(NotAuthenticated):
+            await door.verify(call, "Metadata")
+    gone = loop.create_task(door.verify(call, "Metadata"))
+    assert await asyncio.wait({gone}, timeout=DELAY_S / 2) == (set(), {gone})
+    gone.cancel()
+    await asyncio.wait({gone})
+    began = loop.time()
+    with pytest.raises(NotAuthenticated):
+        await door.verify(call, "Metadata")
+    assert loop.time() - began >= DELAY_S
