@@ -152,7 +152,8 @@ def test_figures_are_those_of_the_observation_under_its_names(client: httpx.Clie
 
 def test_a_tail_has_the_newest_rows_those_from_an_offset_or_those_that_a_filter_keeps(client: httpx.Client) -> None:
     def offsets(query: str, name: str = TYPED) -> list[tuple[int, int]]:
-        tail = data(client, topic_page(name, f"/tail?{query}"))["tail"]
+        page = topic_page(name, f"/tail?{query}")
+        tail = wait_until(lambda: data(client, page)["tail"], "rows, for which a page does not wait long")
         return [(row["partition"], row["offset"]) for row in tail["rows"]]
 
     assert offsets("rows=3") == [(0, 29), (0, 28), (0, 27)]
