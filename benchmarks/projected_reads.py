@@ -21,7 +21,7 @@ from mq_broker.core.messages import Published
 from mq_broker.storage.codec.frame import Place, checksum, decode_frame, encode
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from mq_protocol.ipc_message import Table, read_record_batch_message
+from mq_protocol.wire.ipc_message import Table, read_record_batch_message
 
 ROWS: Final = 6_553
 COLUMNS: Final = 20

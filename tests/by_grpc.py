@@ -8,8 +8,8 @@ from google.protobuf.message import DecodeError
 
 from mq_broker.rpc.grpc_door import ERROR_METADATA
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, OutcomeUnknown, TritonMQError, Unreachable
+from mq_protocol.wire.error_messages import from_wire
 
 _MEANINGS: dict[str, type[TritonMQError]] = {"DEADLINE_EXCEEDED": OutcomeUnknown, "UNIMPLEMENTED": InvalidRequest}
 

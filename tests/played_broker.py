@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from google.protobuf.message import Message
 
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import PREAMBLE, CallMachine, Kind, Said, Side, parsed, say
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import MESSAGE_BYTES_MAX
+from mq_protocol.wire.call import PREAMBLE, CallMachine, Kind, Said, Side, parsed, say
+from mq_protocol.wire.envelope import Buffer
 
 HOST = "127.0.0.1"
 WAIT_S = 30.0

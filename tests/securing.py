@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mq_client import Security
 from mq_dev.certificates import Authority, Pair, Span, client_file, write_broker, write_client
-from mq_protocol.pem import CA_FILE, authorities_context, context, read
+from mq_protocol.access.pem import CA_FILE, authorities_context, context, read
 
 HOST = "127.0.0.1"
 

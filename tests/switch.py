@@ -22,8 +22,8 @@ from mq_client.cluster.client import Client
 from mq_client.security import given
 from mq_dev.certificates import ADMIN, client_file, make_missing, make_user
 from mq_dev.local_cluster import CREDENTIAL_FILE, HOST, LocalCluster
-from mq_protocol.pem import CA_FILE
-from mq_protocol.rights import CLUSTER_NAME, OPERATIONS, Kind
+from mq_protocol.access.pem import CA_FILE
+from mq_protocol.access.rights import CLUSTER_NAME, OPERATIONS, Kind
 
 VARIABLE: Final = "TRITONMQ_TEST_SECURE"
 ROOT: Final = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mq_protocol.names import SETTINGS, Setting
-from mq_protocol.queue_settings import QUEUE_SETTINGS
+from mq_protocol.queues.settings import QUEUE_SETTINGS
 from tests.simulation import test_durability as cases
 
 ROOT = Path(__file__).parents[1]

@@ -8,8 +8,8 @@ from mq_client import Security
 from mq_client.cluster.client import Client
 from mq_client.cluster.credentials import current
 from mq_client.cluster.dialling import call_open
-from mq_protocol.connection import Connection, connect
-from mq_protocol.envelope import Buffer
+from mq_protocol.wire.connection import Connection, connect
+from mq_protocol.wire.envelope import Buffer
 
 CONNECT_S = 10.0
 

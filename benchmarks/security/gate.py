@@ -16,9 +16,9 @@ from mq_broker.security.revoked import Revoked
 from mq_broker.security.rules import Effect, Rule, RuleBook
 from mq_broker.security.tokens import Tokens
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.quotas import Quota
+from mq_protocol.access.rights import Kind, Operation
 from mq_protocol.methods import BROKER
-from mq_protocol.quotas import Quota
-from mq_protocol.rights import Kind, Operation
 
 RULES: Final = 200
 CALL_US_MAX: Final = 5.0

@@ -13,7 +13,7 @@ from typing import Final
 
 from benchmarks.security.ground import Row
 from mq_dev.certificates import Authority, write_broker
-from mq_protocol.pem import CA_FILE
+from mq_protocol.access.pem import CA_FILE
 
 MIB: Final = 1 << 20
 DEADLINE_S: Final = 60.0

@@ -12,7 +12,7 @@ import psutil
 
 from benchmarks.security.ground import Ground, Row, resident_bytes
 from mq_client import Admin
-from mq_protocol.framing import preamble
+from mq_protocol.wire.framing import preamble
 
 GROWN_BYTES_MAX: Final = 64 << 20
 WORKERS: Final = 2

@@ -12,8 +12,8 @@ from benchmarks.security.ground import Ground, Row
 from mq_client import AclRule, Admin, Security
 from mq_dev.certificates import Authority, authority_key, write_client
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.connection import Connection
 from mq_protocol.errors import TritonMQError
+from mq_protocol.wire.connection import Connection
 
 TOPIC: Final = "taken"
 USER: Final = "User:taken"

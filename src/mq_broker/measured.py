@@ -10,7 +10,7 @@ import logging
 from typing import Final
 
 from mq_process.measures import Counts, Durations
-from mq_protocol.quotas import RATES, Quota
+from mq_protocol.access.quotas import RATES, Quota
 
 REQUESTS: Final = Counts("requests_total", "Requests and streams that have ended.", "method", "code")
 REQUEST_SECONDS: Final = Durations("request_seconds", "How long one request took to be answered.", "method")

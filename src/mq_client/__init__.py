@@ -18,9 +18,36 @@ from typing import TYPE_CHECKING, Any
 from mq_client.errors import *
 
 if TYPE_CHECKING:
-    from mq_client.admin import Admin, TopicMade
+    from mq_client.administration.admin import Admin, TopicMade
+    from mq_client.administration.security_admin import (
+        AclChange,
+        AclRule,
+        AclVerdict,
+        ApiTokenDescription,
+        NewApiToken,
+        QuotaDescription,
+        SecurityFloor,
+        TokenUser,
+    )
+    from mq_client.administration.transaction_admin import (
+        AbortedTransaction,
+        GivenTransaction,
+        StagedSum,
+        TransactionDescription,
+    )
     from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue, Skipped
-    from mq_client.descriptions import (
+    from mq_client.interceptors import OutgoingRecord
+    from mq_client.lock import Lock
+    from mq_client.producer import Producer
+    from mq_client.producing.futures import BatchMetadata, BatchPlace, RecordMetadata
+    from mq_client.queueing.leases import LeaseId
+    from mq_client.queueing.outputs import Outputs
+    from mq_client.queueing.queue import LeasedBatch, LeasedRecord, Queue
+    from mq_client.queueing.redriving import Redriven
+    from mq_client.reader import Reader
+    from mq_client.rows import Rows
+    from mq_client.security import Secret, Security
+    from mq_client.shown.descriptions import (
         BrokerDescription,
         ClusterDescription,
         GroupCursor,
@@ -36,35 +63,13 @@ if TYPE_CHECKING:
         TopicDescription,
         Upgrade,
     )
-    from mq_client.interceptors import OutgoingRecord
-    from mq_client.lock import Lock
-    from mq_client.observation import (
+    from mq_client.shown.observation import (
         BrokerObservation,
         ClusterObservation,
         GroupObservation,
         PartitionObservation,
         TopicObservation,
     )
-    from mq_client.producer import Producer
-    from mq_client.producing.futures import BatchMetadata, BatchPlace, RecordMetadata
-    from mq_client.queueing.leases import LeaseId
-    from mq_client.queueing.outputs import Outputs
-    from mq_client.queueing.queue import LeasedBatch, LeasedRecord, Queue
-    from mq_client.queueing.redriving import Redriven
-    from mq_client.reader import Reader
-    from mq_client.rows import Rows
-    from mq_client.security import Secret, Security
-    from mq_client.security_admin import (
-        AclChange,
-        AclRule,
-        AclVerdict,
-        ApiTokenDescription,
-        NewApiToken,
-        QuotaDescription,
-        SecurityFloor,
-        TokenUser,
-    )
-    from mq_client.transaction_admin import AbortedTransaction, GivenTransaction, StagedSum, TransactionDescription
 
 __all__ = [
     "AclChange",
@@ -177,8 +182,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "admin": ("Admin", "TopicMade"),
-    "descriptions": (
+    "administration.admin": ("Admin", "TopicMade"),
+    "shown.descriptions": (
         "BrokerDescription",
         "ClusterDescription",
         "GroupCursor",
@@ -198,7 +203,7 @@ _HOMES = {
     "producing.futures": ("BatchMetadata", "BatchPlace", "RecordMetadata"),
     "interceptors": ("OutgoingRecord",),
     "lock": ("Lock",),
-    "observation": (
+    "shown.observation": (
         "BrokerObservation",
         "ClusterObservation",
         "GroupObservation",
@@ -213,7 +218,7 @@ _HOMES = {
     "reader": ("Reader",),
     "rows": ("Rows",),
     "security": ("Secret", "Security"),
-    "security_admin": (
+    "administration.security_admin": (
         "AclChange",
         "AclRule",
         "AclVerdict",
@@ -223,7 +228,12 @@ _HOMES = {
         "SecurityFloor",
         "TokenUser",
     ),
-    "transaction_admin": ("AbortedTransaction", "GivenTransaction", "StagedSum", "TransactionDescription"),
+    "administration.transaction_admin": (
+        "AbortedTransaction",
+        "GivenTransaction",
+        "StagedSum",
+        "TransactionDescription",
+    ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -30,7 +30,7 @@ from mq_client.serializers import Deserializer, deserializer_of, record_deserial
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.names import check_group_name, check_member_id, check_topic_name, did_you_mean
-from mq_protocol.queue_settings import MEMBER_PRIORITY_MAX
+from mq_protocol.queues.settings import MEMBER_PRIORITY_MAX
 
 _BUFFER_BYTES: Final = 16 << 20
 _SETTLE_MS: Final = 200.0

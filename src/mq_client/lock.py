@@ -23,9 +23,9 @@ from mq_client.cluster.loop import Call, EventLoop, this_process
 from mq_client.errors import InvalidRequest, InvalidSetting, LockLost, LockNotAcquired, TritonMQError, Unreachable
 from mq_client.security import Security
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.names import check_lock_name
+from mq_protocol.wire.envelope import Envelope
 
 OnLost = Callable[["Lock"], None]
 

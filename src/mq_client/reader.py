@@ -32,8 +32,8 @@ from mq_client.rows import Bound, Fetch, Rows, spans_of
 from mq_client.security import Security
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.sql.row_filter import parse_filter
+from mq_protocol.wire.error_messages import from_wire
 
 _ALL_COLUMNS_AGE_S = 1.0
 """Who reads all columns is to be given those just added: after so long it is asked again which there are."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 from mq_client.cluster.deadline import Deadline
 from mq_client.consuming.slices import StoredSlice
 from mq_client.errors import TritonMQError
-from mq_client.html import table
+from mq_client.shown.html import table
 
 if TYPE_CHECKING:
     import pandas as pd

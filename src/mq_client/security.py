@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from mq_client.errors import InvalidSetting
+from mq_protocol.access.pem import CA_FILE, CLIENT_NAME, Files
+from mq_protocol.access.secrets import TOKEN_BYTES_MAX, check_token, is_no_path
+from mq_protocol.access.secrets import Secret as Secret
 from mq_protocol.names import did_you_mean, user_named
-from mq_protocol.pem import CA_FILE, CLIENT_NAME, Files
-from mq_protocol.secrets import TOKEN_BYTES_MAX, check_token, is_no_path
-from mq_protocol.secrets import Secret as Secret
 
 CERTS_VARIABLE: Final = "TRITONMQ_CERTS"
 USER_VARIABLE: Final = "TRITONMQ_USER"

@@ -24,7 +24,7 @@ from mq_client.errors import TritonMQError
 from mq_client.producing.batches import Headers, to_header_pairs
 from mq_client.producing.futures import BatchMetadata, RecordMetadata
 from mq_process.tracing import tracer
-from mq_protocol.traceparent import HEADER, TraceParent, from_text
+from mq_protocol.wire.traceparent import HEADER, TraceParent, from_text
 
 F = TypeVar("F", bound="Future[Any]")
 

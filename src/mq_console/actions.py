@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from mq_client import Admin, InvalidRequest, InvalidSetting
-from mq_client.looks import shell_word
+from mq_client.shown.looks import shell_word
 from mq_protocol.names import SETTINGS, did_you_mean
 from mq_protocol.shown import counted
 

@@ -25,8 +25,8 @@ from mq_client import (
     TritonMQError,
     UnknownGroup,
 )
-from mq_client.described import described
-from mq_client.looks import Look
+from mq_client.shown.described import described
+from mq_client.shown.looks import Look
 from mq_console.tables import Column, Listed, Wish, listed
 from mq_console.tail import ROWS_MAX, TailWish, read_tail
 from mq_console.watching import Seen, Watcher

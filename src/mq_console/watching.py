@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mq_client import BrokerObservation, ClusterObservation, GroupObservation, TritonMQError
-from mq_client.looks import Look, Problem, absent, problems
+from mq_client.shown.looks import Look, Problem, absent, problems
 from mq_console.history import History
 
 log = logging.getLogger(__name__)

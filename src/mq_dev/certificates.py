@@ -28,8 +28,8 @@ except ImportError as error:
     ) from error
 
 from mq_broker.security.names import Principal, broker_uri, client_uri, of_certificate
+from mq_protocol.access.pem import BROKER_NAME, CA_FILE, CLIENT_NAME
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.pem import BROKER_NAME, CA_FILE, CLIENT_NAME
 
 CA_DAYS: Final = 3_650
 LEAF_DAYS: Final = 365

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mq_process.patience import LONG_S, Patience
+from mq_protocol.access.pem import Files, Pem, context, examine, read
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
-from mq_protocol.pem import Files, Pem, context, examine, read
 
 STOP_TIMEOUT_S = 10.0
 TICK_MS = 250

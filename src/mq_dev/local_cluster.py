@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, ClassVar
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port, is_free, tail
 from mq_process.patience import LONG_S, Patience
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.pem import files_of_broker
 from mq_protocol.errors import TritonMQError
-from mq_protocol.pem import files_of_broker
 
 if TYPE_CHECKING:
     from mq_client.security import Security

@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mq_protocol import limits
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import BatchTooLarge, CorruptBatch, SchemaMismatch
-from mq_protocol.ipc_message import (
+from mq_protocol.wire.envelope import Buffer
+from mq_protocol.wire.ipc_message import (
     RecordBatchMessage,
     check_schema_message,
     codec_of,
@@ -91,7 +91,7 @@ def schema_fingerprint(schema: pa.Schema) -> int:
 
 
 def schema_nodes(schema: pa.Schema) -> int:
-    """How many nodes a batch of the schema has (`mq_protocol.ipc_message.node_count`): more columns have more of
+    """How many nodes a batch of the schema has (`mq_protocol.wire.ipc_message.node_count`): more columns have more of
     them."""
     return _demands_of(schema).nodes
 

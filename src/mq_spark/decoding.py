@@ -26,8 +26,8 @@ from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StringType, StructField, StructType
 
-from mq_protocol.dead_letters import HEADERS as QUEUE_HEADERS
 from mq_protocol.errors import InvalidRequest
+from mq_protocol.queues.dead_letters import HEADERS as QUEUE_HEADERS
 
 _PLACES: Final = ("topic", "partition", "offset", "timestamp")
 

@@ -44,9 +44,9 @@ from mq_client import (
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline, positive_ms
 from mq_client.cluster.requests import move_cursors
-from mq_client.descriptions import CURSOR_HEADINGS, cursor_row
-from mq_client.html import table
 from mq_client.security import Security
+from mq_client.shown.descriptions import CURSOR_HEADINGS, cursor_row
+from mq_client.shown.html import table
 from mq_protocol.names import did_you_mean, quoted, usable_label
 from mq_protocol.sql.ddl import parse_schema
 from mq_spark.planning.offsets import Offsets, canonical, from_json

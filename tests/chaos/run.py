@@ -18,9 +18,9 @@ from mq_client import Consumer, Reader, TritonMQError
 from mq_client.cluster.lines import FetchCall
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch
-from mq_protocol.envelope import split
-from mq_protocol.error_messages import from_wire
 from mq_protocol.limits import SEGMENT_BYTES_FLOOR
+from mq_protocol.wire.envelope import split
+from mq_protocol.wire.error_messages import from_wire
 from tests import switch
 from tests.chaos.checkpoint import micro_batches
 from tests.chaos.client import GROUP, deliver

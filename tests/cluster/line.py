@@ -7,8 +7,8 @@ from typing import Self
 
 from mq_client.cluster.credentials import current
 from mq_client.cluster.dialling import by_openssl, call_open, dial
-from mq_protocol.call import Kind, Said, error_of, say
 from mq_protocol.errors import TritonMQError
+from mq_protocol.wire.call import Kind, Said, error_of, say
 from tests import switch
 
 

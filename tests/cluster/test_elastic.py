@@ -13,7 +13,7 @@ import pytest
 
 from mq_client import Consumer, OffsetOutOfRange, Producer, Reader
 from mq_client.cluster.lines import call_unary
-from mq_client.descriptions import PartitionDescription
+from mq_client.shown.descriptions import PartitionDescription
 from mq_dev.embedded_zookeeper import free_port
 from mq_dev.local_cluster import HOST, BrokerProcess
 from mq_protocol import mq_pb2 as pb

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import flight
 
 from mq_client import Producer
-from mq_protocol.pem import read
+from mq_protocol.access.pem import read
 from tests.cluster.harness import Cluster, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]

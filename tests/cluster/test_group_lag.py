@@ -12,7 +12,7 @@ from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.lines import call_unary
 from mq_client.cluster.requests import move_cursors
-from mq_client.descriptions import GroupCursor
+from mq_client.shown.descriptions import GroupCursor
 from mq_protocol import mq_pb2 as pb
 from tests import switch
 from tests.cluster.harness import Cluster, wait_until

@@ -14,9 +14,9 @@ from mq_client import Admin, InvalidRequest, Security
 from mq_dev.certificates import ADMIN
 from mq_dev.embedded_zookeeper import free_port
 from mq_dev.local_cluster import HOST
-from mq_protocol.call import PREAMBLE
-from mq_protocol.framing import preamble
-from mq_protocol.pem import CA_FILE, files_of_broker
+from mq_protocol.access.pem import CA_FILE, files_of_broker
+from mq_protocol.wire.call import PREAMBLE
+from mq_protocol.wire.framing import preamble
 from tests.cluster.harness import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]

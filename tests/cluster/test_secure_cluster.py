@@ -20,7 +20,7 @@ from mq_client.cluster import credentials
 from mq_dev.certificates import ADMIN, Authority, write_broker, write_client
 from mq_dev.embedded_zookeeper import free_port
 from mq_dev.local_cluster import HOST
-from mq_protocol.pem import CA_FILE, context, read
+from mq_protocol.access.pem import CA_FILE, context, read
 from tests.cluster.harness import Cluster, wait_until
 from tests.cluster.traffic import Traffic
 from tests.securing import Certs

@@ -19,11 +19,11 @@ from grpc import aio
 from mq_client import Admin, Consumer, Producer
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.pem import read
 from mq_protocol.addresses import parse_address
-from mq_protocol.call import PING_S, Kind
 from mq_protocol.limits import MEMORY_HIGH_FLOOR
 from mq_protocol.methods import BROKER
-from mq_protocol.pem import read
+from mq_protocol.wire.call import PING_S, Kind
 from tests import switch
 from tests.cluster.line import Line
 

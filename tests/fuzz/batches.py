@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from mq_protocol.arrow import RECORD_SCHEMA, check_untrusted, decode_batch, decode_untrusted, encode_batch
 from mq_protocol.errors import BatchTooLarge, CorruptBatch, SchemaMismatch
-from mq_protocol.ipc_message import codec_of, node_count, read_record_batch_message
 from mq_protocol.sql.ddl import parse_schema
+from mq_protocol.wire.ipc_message import codec_of, node_count, read_record_batch_message
 from tests.fuzz.altering import altered
 
 TYPED = parse_schema(

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from mq_protocol.access.pem import Files, Pem, examine, read
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.pem import Files, Pem, examine, read
 from tests.fuzz.altering import altered
 from tests.fuzz.telling import check_told
 from tests.securing import EXPIRED, Certs

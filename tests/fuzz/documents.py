@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from mq_broker.broker.administration.rights import quota_documents, rule_documents
 from mq_broker.coordination import documents
 from mq_broker.coordination.interface import BrokerRegistration, ClusterSpec, Move, QueueSpec, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
-from mq_broker.security import floor, quota_documents, revoked, rule_documents, tokens
+from mq_broker.security import floor, revoked, tokens
 from mq_broker.security.rules import Effect, Rule
+from mq_protocol.access.rights import Kind, Operation
 from mq_protocol.errors import CoordinationUnavailable, InternalError
-from mq_protocol.rights import Kind, Operation
 from tests.fuzz.altering import altered_document
 from tests.fuzz.telling import check_told
 from tests.mq_broker.coordination.wire import id_of

@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, decode, encode
 from mq_protocol.errors import InvalidRequest, RequestTooLarge
+from mq_protocol.wire.envelope import Envelope, decode, encode
 from tests.fuzz.altering import altered, message
 
 HEADER_BYTES_MAX = 2_000

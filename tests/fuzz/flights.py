@@ -7,7 +7,7 @@ import random
 from typing import Any, Final
 
 from mq_protocol.errors import InvalidRequest, RequestTooLarge
-from mq_protocol.flight import descriptor_of, prefix_of, ticket_of
+from mq_protocol.wire.flight import descriptor_of, prefix_of, ticket_of
 from tests.fuzz.altering import TEXTS, WORDS, altered, altered_document
 from tests.fuzz.telling import check_told
 

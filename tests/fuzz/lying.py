@@ -20,9 +20,9 @@ from mq_client import Admin, Consumer, Queue, Reader
 from mq_client.errors import InvalidRequest, TritonMQError
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch, schema_from_bytes, schema_to_bytes
-from mq_protocol.call import Kind
-from mq_protocol.envelope import halves
 from mq_protocol.methods import BROKER
+from mq_protocol.wire.call import Kind
+from mq_protocol.wire.envelope import halves
 from tests.fuzz.altering import WORDS, altered, message
 from tests.fuzz.batches import MOMENT, TYPED
 from tests.played_broker import PlayedBroker, Spoken

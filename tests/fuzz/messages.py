@@ -7,7 +7,7 @@ import random
 import struct
 
 from mq_protocol.errors import IncompatibleVersion, InvalidRequest, RequestTooLarge
-from mq_protocol.framing import GATHER_BYTES, LARGE_BYTES, PREAMBLE_BYTES, SIZES_BYTES, Receiver, encode, preamble
+from mq_protocol.wire.framing import GATHER_BYTES, LARGE_BYTES, PREAMBLE_BYTES, SIZES_BYTES, Receiver, encode, preamble
 
 HEADER_BYTES_MAX = 4_000
 MESSAGE_BYTES_MAX = 3 * GATHER_BYTES

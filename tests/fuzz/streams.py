@@ -20,11 +20,11 @@ from mq_broker.rpc.wire.port import Bounds, Port, Served
 from mq_broker.rpc.wire.streams import StreamWire
 from mq_broker.security.authority import Authority
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import PREAMBLE, Kind, error_of, said, say
-from mq_protocol.envelope import Envelope
 from mq_protocol.errors import TritonMQError
-from mq_protocol.framing import STREAM, Receiver
 from mq_protocol.methods import BROKER
+from mq_protocol.wire.call import PREAMBLE, Kind, error_of, said, say
+from mq_protocol.wire.envelope import Envelope
+from mq_protocol.wire.framing import STREAM, Receiver
 
 MESSAGE_BYTES_MAX = 100_000
 _SIZES = (0, 1, 7, 300, 40_000, MESSAGE_BYTES_MAX)

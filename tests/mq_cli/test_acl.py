@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from mq_cli.access.acl import acl
 from mq_client import AclRule, Admin
 from mq_dev.local_cluster import LocalCluster
-from mq_protocol.rights import CLUSTER_NAME, Kind, Operation, command
+from mq_protocol.access.rights import CLUSTER_NAME, Kind, Operation, command
 
 
 @pytest.fixture(scope="module")

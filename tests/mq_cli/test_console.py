@@ -15,7 +15,7 @@ import pytest
 
 from mq_cli.machines import console
 from mq_dev.certificates import make_missing
-from mq_protocol.pem import files_of_broker
+from mq_protocol.access.pem import files_of_broker
 from tests.mq_cli.processes import Command, tritonmq
 
 NOWHERE = "127.0.0.1:1"

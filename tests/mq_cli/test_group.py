@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mq_cli.managing.group import Move, planned
-from mq_client.descriptions import GroupCursor
+from mq_client.shown.descriptions import GroupCursor
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import BATCH_BYTES_MAX
 from tests.mq_broker.broker.cluster import standalone

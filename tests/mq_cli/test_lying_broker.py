@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from mq_cli.main import cli
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Kind
 from mq_protocol.methods import BROKER
+from mq_protocol.wire.call import Kind
 from tests.played_broker import Spoken, played
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\nforged\u202e"

@@ -10,7 +10,7 @@ import pytest
 
 from mq_cli.machines.broker import coordination
 from mq_dev.embedded_zookeeper import free_port
-from mq_protocol.pem import files_of_broker
+from mq_protocol.access.pem import files_of_broker
 from tests.securing import HOST, Certs
 
 pytestmark = pytest.mark.cluster

@@ -30,7 +30,7 @@ from mq_client import (
     Producer,
     TopicDescription,
 )
-from mq_client.looks import Look, problems
+from mq_client.shown.looks import Look, problems
 from mq_protocol.arrow import RECORD_SCHEMA
 from tests.mq_broker.broker.cluster import standalone
 

@@ -28,8 +28,8 @@ from mq_client import (
     UnknownTopic,
 )
 from mq_dev.local_cluster import LocalCluster
-from mq_protocol.dead_letters import HEADERS
 from mq_protocol.errors import TritonMQError
+from mq_protocol.queues.dead_letters import HEADERS
 from tests.cluster.harness import wait_until
 from tests.mq_broker.broker.cluster import standalone, until
 from tests.mq_broker.broker.test_three_brokers import three

@@ -8,7 +8,7 @@ import pytest
 
 from mq_client.cluster.lines import call_unary
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Kind
+from mq_protocol.wire.call import Kind
 from tests.chaos.network import CLIENTS, Network
 from tests.played_broker import Spoken, played
 

@@ -22,7 +22,7 @@ from mq_client.cluster.loop import EventLoop
 from mq_client.errors import InvalidRequest, OutcomeUnknown, Overloaded, TritonMQError, Unreachable
 from mq_client.lock import _Place
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
+from mq_protocol.wire.envelope import Envelope
 from tests.mq_client.cluster.scripted import Clock, Scripted, told
 
 WAIT_S = 30.0

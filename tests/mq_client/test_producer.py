@@ -33,8 +33,8 @@ from mq_client import (
 from mq_client.cluster.lines import FetchCall
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.ipc_message import codec_of
 from mq_protocol.partitioner import partition_for_key
+from mq_protocol.wire.ipc_message import codec_of
 from tests import switch
 from tests.cluster.harness import wait_until
 

@@ -19,7 +19,7 @@ from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.errors import NotLeader
 from mq_client.producing.futures import BatchMetadata, BatchOutcome, BatchPlace, RecordFuture
 from mq_client.tracing import Sending, process
-from mq_protocol.traceparent import HEADER, from_bytes, from_text
+from mq_protocol.wire.traceparent import HEADER, from_bytes, from_text
 
 Sent = Callable[..., RecordFuture]
 

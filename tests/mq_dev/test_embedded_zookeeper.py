@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port, parse_ensemble
+from mq_protocol.access.pem import Files, context, examine, files_of_broker, read
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
-from mq_protocol.pem import Files, context, examine, files_of_broker, read
 from tests.cluster.harness import wait_until
 from tests.securing import Certs
 

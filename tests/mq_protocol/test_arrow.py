@@ -65,7 +65,7 @@ def test_a_batch_comes_back_as_it_went(codec: str | None) -> None:
 def _parts(batch: pa.RecordBatch) -> list[bytes]:
     """Every buffer of the batch, as long as its values need."""
     plain = bytes(encode_batch(batch))
-    from mq_protocol.ipc_message import read_record_batch_message
+    from mq_protocol.wire.ipc_message import read_record_batch_message
 
     message = read_record_batch_message(memoryview(plain))
     return [bytes(message.body[at : at + size]) for at, size in message.buffers]

@@ -9,8 +9,8 @@ import pytest
 
 from mq_protocol import errors
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import code_of, from_wire, to_wire
 from mq_protocol.limits import ERROR_BYTES_MAX
+from mq_protocol.wire.error_messages import code_of, from_wire, to_wire
 
 FAMILIES = (errors.TritonMQError, errors.RefusedError, errors.RetriableError, errors.UnknownOutcome)
 LEAVES = [

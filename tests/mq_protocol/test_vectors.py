@@ -13,9 +13,9 @@ import pytest
 
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, schema_fingerprint, schema_to_bytes
-from mq_protocol.error_messages import from_wire
 from mq_protocol.partitioner import murmur2, partition_for_key
 from mq_protocol.sql.ddl import parse_schema
+from mq_protocol.wire.error_messages import from_wire
 
 VECTORS = Path(__file__).parent / "vectors"
 

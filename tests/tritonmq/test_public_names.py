@@ -43,7 +43,7 @@ def test_who_only_produces_loads_neither_pyspark_nor_what_reads_and_administers(
     code = """
 import sys
 from tritonmq import Producer
-needless = ("pyspark", "mq_spark", "mq_client.admin", "mq_client.consumer", "mq_broker")
+needless = ("pyspark", "mq_spark", "mq_client.administration.admin", "mq_client.consumer", "mq_broker")
 print([name for name in needless if name in sys.modules])
 """
     assert run(code) == "[]"

@@ -15,6 +15,7 @@ from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.security.names import Principal
 from mq_broker.security.oidc import Issuer
 from mq_process.patience import LONG_S
+from mq_protocol.access.pem import Files, files_of_broker
 from mq_protocol.addresses import ANY_ADDRESS, is_loopback, parse_address
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import (
@@ -33,7 +34,6 @@ from mq_protocol.limits import (
     SESSION_TIMEOUT_MS,
 )
 from mq_protocol.names import check_rack
-from mq_protocol.pem import Files, files_of_broker
 
 ADMIN = Principal("User", "admin")
 """The superuser, unless others are named."""

@@ -35,13 +35,13 @@ from mq_broker.rpc.wire.dialling import Dialling
 from mq_broker.rpc.wire.lines import Lines
 from mq_broker.security.names import ANONYMOUS
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Kind, Said
-from mq_protocol.connection import Connection
-from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import OutcomeUnknown, PeerRefused, Unreachable
 from mq_protocol.limits import FETCH_CHUNK_BYTES
 from mq_protocol.methods import BROKER, Method
 from mq_protocol.names import quoted
+from mq_protocol.wire.call import Kind, Said
+from mq_protocol.wire.connection import Connection
+from mq_protocol.wire.error_messages import to_wire
 
 _EMPTY: Final = memoryview(b"")
 _LENDS: Final = "Work"

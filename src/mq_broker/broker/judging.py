@@ -18,8 +18,8 @@ from mq_broker.security.authenticating import ApiTokens, Authenticator, added
 from mq_broker.security.authority import Authority
 from mq_broker.security.oidc import Keys, OidcTokens
 from mq_broker.security.quotas import Quotas
+from mq_protocol.access.quotas import SECURED
 from mq_protocol.errors import StorageFailed
-from mq_protocol.quotas import SECURED
 
 AUDIT_LOG: Final = "audit.log"
 """In the data directory."""

@@ -29,10 +29,10 @@ from mq_broker.rpc.wire.entering import Entering, ForwardedDoor, TokenDoor
 from mq_broker.rpc.wire.framed import Tls
 from mq_broker.rpc.wire.outgoing import PeerAddress
 from mq_broker.rpc.wire.port import Bounds, Converse, Port, Served
-from mq_protocol.flight import SERVICE as FLIGHT
 from mq_protocol.limits import FLIGHT_REQUEST_BYTES_MAX
 from mq_protocol.methods import BROKER
 from mq_protocol.versions import ours
+from mq_protocol.wire.flight import SERVICE as FLIGHT
 
 if TYPE_CHECKING:
     from grpc import aio

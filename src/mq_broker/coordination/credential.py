@@ -16,8 +16,8 @@ from typing import Final
 
 from kazoo.security import ACL, make_digest_acl
 
+from mq_protocol.access.pem import open_to_others
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.pem import open_to_others
 
 FILE_BYTES_MAX: Final = 1_024
 USER: Final = "tritonmq"

@@ -30,8 +30,8 @@ from mq_broker.coordination.credential import Credential
 from mq_broker.coordination.zookeeper_tls import TlsHandler
 from mq_broker.measured import COORDINATION
 from mq_process.patience import TELL_S
+from mq_protocol.access.pem import Files
 from mq_protocol.errors import CoordinationUnavailable
-from mq_protocol.pem import Files
 
 _log = logging.getLogger(__name__)
 

@@ -35,9 +35,9 @@ from mq_broker.coordination.kazoo_session import LOOK, AnswerLost, Denied, Kazoo
 from mq_broker.coordination.store import Change, Make, Node, Put, Remove, StoreEvent, Watch, Written, size_of
 from mq_broker.coordination.zookeeper_access import ZooKeeperAccess
 from mq_broker.core.messages import CasOutcome
+from mq_protocol.access.pem import Files
 from mq_protocol.errors import CoordinationUnavailable
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS
-from mq_protocol.pem import Files
 
 _log = logging.getLogger(__name__)
 

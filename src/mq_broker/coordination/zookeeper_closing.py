@@ -24,9 +24,9 @@ from mq_broker.coordination import documents
 from mq_broker.coordination.credential import Credential
 from mq_broker.coordination.kazoo_session import KazooSession
 from mq_broker.coordination.zookeeper_access import CLOSED, CLOSING, ZooKeeperAccess
+from mq_protocol.access.pem import Files
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, TritonMQError
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS
-from mq_protocol.pem import Files
 
 _log = logging.getLogger(__name__)
 

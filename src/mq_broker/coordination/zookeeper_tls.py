@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 
+from mq_protocol.access.pem import Files, context, open_to_others, read, verdict
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.pem import Files, context, open_to_others, read, verdict
 
 _ENDING_S: Final = 1.0
 

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Said
-from mq_protocol.envelope import Buffer
+from mq_protocol.wire.call import Said
+from mq_protocol.wire.envelope import Buffer
 
 if TYPE_CHECKING:
     from mq_broker.rpc.pacing import Present

@@ -22,11 +22,11 @@ from mq_broker.rpc.pacing import charge
 from mq_broker.rpc.service import Room, Send
 from mq_broker.security.quotas import Meter
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.quotas import Quota
 from mq_protocol.errors import InvalidRequest
-from mq_protocol.flight import Wanted, descriptor_of, prefix_of, ticket_of
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.methods import BROKER
-from mq_protocol.quotas import Quota
+from mq_protocol.wire.flight import Wanted, descriptor_of, prefix_of, ticket_of
 
 READ_ONLY: Final = (
     "TritonMQ's Flight is read only: it serves ListFlights, GetFlightInfo, GetSchema and DoGet (docs/flight.md)"

@@ -2,10 +2,10 @@
 
 In this order: who asks (the name that the connection or a token has proved), whether that name, its certificate or its
 token is revoked, how large the request is and what it may name (bounds.py), whether the asker is above a quota
-(pacing.py), whether it has the rights that the method's row demands (`mq_protocol/rights.py`), and a line in the audit
-log. Each name in a request is judged. What is under way for long is judged again whenever rules change, and ended if
-its rights are gone. Produce is not ended: each of its batches is judged by itself, and refused by itself. Whoever is
-revoked is ended in all.
+(pacing.py), whether it has the rights that the method's row demands (`mq_protocol/access/rights.py`), and a line in
+the audit log. Each name in a request is judged. What is under way for long is judged again whenever rules change, and
+ended if its rights are gone. Produce is not ended: each of its batches is judged by itself, and refused by itself.
+Whoever is revoked is ended in all.
 
 A topic that the asker may not describe does not exist for it.
 """
@@ -31,11 +31,11 @@ from mq_broker.security.quotas import Meter, Quotas
 from mq_broker.security.rules import Effect, Verdict
 from mq_broker.security.seen import Seen
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.rights import Kind, Need, Operation, command, row_of
 from mq_protocol.errors import InvalidTopicName, NotAuthenticated, PermissionDenied, TritonMQError, UnknownTopic
 from mq_protocol.methods import Kind as MethodKind
 from mq_protocol.methods import Method
 from mq_protocol.names import check_topic_name, no_such_topic
-from mq_protocol.rights import Kind, Need, Operation, command, row_of
 
 Grant: TypeAlias = tuple[Operation, Kind, str | None]
 """A right that is used: on that name, or on any."""

@@ -23,11 +23,7 @@ from mq_broker.rpc.pacing import Present
 from mq_broker.rpc.service import is_envelope
 from mq_broker.rpc.wire.certificates import Certificates
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Kind, Said
-from mq_protocol.envelope import Buffer, halves, joined
-from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import InternalError, InvalidRequest, InvalidSetting, TritonMQError, shortened
-from mq_protocol.flight import SERVICE as FLIGHT
 from mq_protocol.limits import (
     CALL_METADATA_BYTES_MAX,
     CLIENT_MESSAGE_BYTES_MAX,
@@ -42,6 +38,10 @@ from mq_protocol.limits import (
     STREAMS_PER_CONNECTION_MAX,
 )
 from mq_protocol.methods import BROKER, Method
+from mq_protocol.wire.call import Kind, Said
+from mq_protocol.wire.envelope import Buffer, halves, joined
+from mq_protocol.wire.error_messages import to_wire
+from mq_protocol.wire.flight import SERVICE as FLIGHT
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from types import TracebackType
 from mq_broker.measured import IN_FLIGHT, REQUEST_SECONDS, REQUESTS, STREAMS
 from mq_process.measures import Counts
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import code_of
 from mq_protocol.errors import TritonMQError
+from mq_protocol.wire.error_messages import code_of
 
 
 class Measured:

@@ -15,8 +15,8 @@ from typing import Final
 from mq_broker.measured import QUOTA_REFUSALS, QUOTA_WAITS
 from mq_broker.rpc.callers import asker
 from mq_broker.security.quotas import Meter
+from mq_protocol.access.quotas import Quota, limit_text, set_command
 from mq_protocol.errors import Overloaded, QuotaExceeded
-from mq_protocol.quotas import Quota, limit_text, set_command
 
 log = logging.getLogger(__name__)
 

@@ -31,12 +31,12 @@ from mq_broker.rpc.pacing import Present, charge
 from mq_broker.security.authority import Asker
 from mq_broker.security.quotas import Meter
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Said, parsed
-from mq_protocol.envelope import Envelope
+from mq_protocol.access.quotas import Quota
 from mq_protocol.errors import InvalidRequest, Overloaded, RequestTooLarge, TritonMQError
 from mq_protocol.limits import PRODUCE_HEADER_BYTES_MAX, REQUEST_TIMEOUT_MS, STREAMS_MAX
 from mq_protocol.methods import BROKER, Kind, Method
-from mq_protocol.quotas import Quota
+from mq_protocol.wire.call import Said, parsed
+from mq_protocol.wire.envelope import Envelope
 
 T = TypeVar("T")
 

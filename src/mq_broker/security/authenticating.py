@@ -15,9 +15,9 @@ from typing import Final, Protocol
 from mq_broker.security.authority import Authority
 from mq_broker.security.names import ANONYMOUS, Principal
 from mq_broker.security.verified import Verified
+from mq_protocol.access.secrets import API_TOKEN_PREFIX
 from mq_protocol.errors import InvalidRequest, InvalidSetting, NotAuthenticated
 from mq_protocol.names import did_you_mean, quoted
-from mq_protocol.secrets import API_TOKEN_PREFIX
 
 ENTRY_POINTS: Final = "tritonmq.authenticators"
 

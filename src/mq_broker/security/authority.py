@@ -15,8 +15,8 @@ from mq_broker.security.revoked import Revoked
 from mq_broker.security.rules import RuleBook, Verdict
 from mq_broker.security.tokens import Tokens
 from mq_broker.security.verified import Verified
+from mq_protocol.access.rights import Kind, Operation
 from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC, quoted
-from mq_protocol.rights import Kind, Operation
 
 _FREE: Final = Verdict(True, "rights are not judged here")
 _SUPERUSER: Final = Verdict(True, "a superuser may do everything")

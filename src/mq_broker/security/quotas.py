@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from mq_protocol.access.quotas import EVERYBODY, RATES, UNLIMITED, Quota, set_command
 from mq_protocol.errors import QuotaExceeded
-from mq_protocol.quotas import EVERYBODY, RATES, UNLIMITED, Quota, set_command
 
 BURST_S: Final = 1.0
 

@@ -15,10 +15,10 @@ from functools import partial, total_ordering
 from typing import Final, NamedTuple
 
 from mq_broker.security.names import kind_of_kept
+from mq_protocol.access.rights import CLUSTER_NAME, IMPLY_DESCRIBE, Kind, Operation, check_pair
 from mq_protocol.errors import InvalidRequest, InvalidTopicName
 from mq_protocol.limits import NAME_BYTES_MAX
 from mq_protocol.names import check_group_name, check_lock_name, check_topic_name, quoted
-from mq_protocol.rights import CLUSTER_NAME, IMPLY_DESCRIBE, Kind, Operation, check_pair
 
 EVERYBODY: Final = "*"
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mq_broker.security.names import ANONYMOUS, Principal, kind_of_kept
+from mq_protocol.access.secrets import api_token_id, digest_of, is_api_token_id
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, TritonMQError, shortened
 from mq_protocol.limits import API_TOKEN_VALID_S_MAX, API_TOKENS_MAX
 from mq_protocol.names import quoted
-from mq_protocol.secrets import api_token_id, digest_of, is_api_token_id
 
 DOCUMENT: Final = "tokens"
 

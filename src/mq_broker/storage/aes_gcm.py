@@ -8,7 +8,7 @@ from typing import Final
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from mq_protocol.envelope import Buffer
+from mq_protocol.wire.envelope import Buffer
 
 _TAG_BYTES: Final = 16
 

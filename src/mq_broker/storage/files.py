@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from mq_protocol.envelope import Buffer
+from mq_protocol.wire.envelope import Buffer
 
 WRITE_PARTS_MAX = os.sysconf("SC_IOV_MAX")
 """How many buffers one write takes."""

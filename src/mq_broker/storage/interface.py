@@ -15,8 +15,8 @@ from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import RecoveredLog
 from mq_broker.storage.offset_index import FrozenIndex
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import StorageFailed
+from mq_protocol.wire.envelope import Buffer
 
 
 class Frame(NamedTuple):

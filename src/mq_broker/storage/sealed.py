@@ -38,8 +38,8 @@ from typing import Any, Final, Protocol
 from mq_broker.storage.codec.frame import HEADER_BYTES, MAGIC, NewerFrame, Place, checksum, decode_frame, unpack_header
 from mq_broker.storage.codec.snapshot import NewerSnapshot
 from mq_broker.storage.interface import Frame
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import CorruptBatch, StorageFailed
+from mq_protocol.wire.envelope import Buffer
 
 FORMAT: Final = 2
 SLOT_BYTES: Final = 4_096

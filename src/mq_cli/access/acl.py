@@ -21,8 +21,8 @@ from mq_cli.commands import command_group, flag, option, several
 from mq_cli.connection import CONNECTION, Connection
 from mq_cli.output import JSON, YES, Column, confirm, counted, document, say, write, write_json
 from mq_cli.values import checking_what_was_typed
-from mq_protocol.rights import CLUSTER_NAME, OPERATIONS, Kind, Operation, shown_name
-from mq_protocol.rights import command as command_for
+from mq_protocol.access.rights import CLUSTER_NAME, OPERATIONS, Kind, Operation, shown_name
+from mq_protocol.access.rights import command as command_for
 
 if TYPE_CHECKING:
     from mq_client import AclRule, AclVerdict, Admin

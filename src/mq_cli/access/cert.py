@@ -15,15 +15,15 @@ from mq_cli.commands import argument, command_group, flag, option
 from mq_cli.connection import CONNECTION, DEFAULT_BOOTSTRAP, Connection
 from mq_cli.output import say, write_line, write_table
 from mq_cli.values import checking_what_was_typed
+from mq_protocol.access.pem import BROKER_NAME, CA_FILE, open_to_others
 from mq_protocol.errors import InvalidSetting, TritonMQError
 from mq_protocol.names import user_named
-from mq_protocol.pem import BROKER_NAME, CA_FILE, open_to_others
 
 if TYPE_CHECKING:
     from cryptography import x509
 
     from mq_client import Security
-    from mq_client.security_admin import KnownEntry
+    from mq_client.administration.security_admin import KnownEntry
 
 CREDENTIAL: Final = "zookeeper.auth"
 RENEW_DAYS: Final = 30
@@ -301,7 +301,7 @@ def _whose(certificate: x509.Certificate) -> str:
 def _fault(path: Path, directory: Path) -> str:
     """What is wrong with it; empty if nothing is."""
     from mq_dev.certificates import certificates_of, principal_of
-    from mq_protocol.pem import Files, examine, read
+    from mq_protocol.access.pem import Files, examine, read
 
     try:
         if path.name == CA_FILE:

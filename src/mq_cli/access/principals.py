@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 from mq_cli.commands import argument
 from mq_cli.output import say
 from mq_cli.values import checking
-from mq_protocol.quotas import EVERYBODY
-from mq_protocol.rights import Kind, Operation
+from mq_protocol.access.quotas import EVERYBODY
+from mq_protocol.access.rights import Kind, Operation
 
 if TYPE_CHECKING:
     from mq_client import Admin
-    from mq_client.security_admin import AclChange, KnownEntry
+    from mq_client.administration.security_admin import AclChange, KnownEntry
 
 ANONYMOUS: Final = "User:ANONYMOUS"
 """Everybody without a name."""

@@ -14,8 +14,8 @@ from mq_cli.commands import command_group, flag, option, several
 from mq_cli.connection import CONNECTION, Connection
 from mq_cli.output import Column, say, write
 from mq_cli.values import checking_what_was_typed
+from mq_protocol.access.quotas import EVERYBODY, IN_BYTES, MEANINGS, RATES, Quota, limit_text, parse_limit, parse_quota
 from mq_protocol.errors import TritonMQError
-from mq_protocol.quotas import EVERYBODY, IN_BYTES, MEANINGS, RATES, Quota, limit_text, parse_limit, parse_quota
 
 if TYPE_CHECKING:
     from mq_client import Admin, QuotaDescription

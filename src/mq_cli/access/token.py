@@ -15,16 +15,16 @@ from mq_cli.commands import argument, command_group, option, several
 from mq_cli.connection import CONNECTION, Connection
 from mq_cli.output import JSON, YES, Column, confirm, documents, say, show, write, write_table
 from mq_cli.values import FILE, parsed
+from mq_protocol.access.rights import Kind, shown_name
+from mq_protocol.access.secrets import api_token_id_in
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import API_TOKEN_VALID_S, API_TOKEN_VALID_S_MAX
 from mq_protocol.names import user_named
-from mq_protocol.rights import Kind, shown_name
-from mq_protocol.secrets import api_token_id_in
 from mq_protocol.shown import counted
 
 if TYPE_CHECKING:
     from mq_client import Admin
-    from mq_client.security_admin import NewApiToken, TokenUser
+    from mq_client.administration.security_admin import NewApiToken, TokenUser
 
 _DAY_S = 86_400
 _MINUTE_S = 60

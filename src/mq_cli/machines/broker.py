@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mq_broker.broker.config import BrokerConfig
     from mq_broker.security.names import Principal
     from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
-    from mq_protocol.pem import Files
+    from mq_protocol.access.pem import Files
 
 PROXY = "proxy"
 _LEVELS = ["debug", "info", "warning", "error"]

@@ -137,7 +137,7 @@ def _make_trial_user(cluster: LocalCluster) -> None:
     """Its certificate, and its first rules."""
     from mq_client import AclRule, Admin
     from mq_dev.certificates import make_user
-    from mq_protocol.rights import Kind, Operation
+    from mq_protocol.access.rights import Kind, Operation
 
     assert cluster.certs is not None
     make_user(cluster.certs, TRIAL)

@@ -174,7 +174,9 @@ def of_cluster(
 
 
 def _of_brokers(observed: ClusterObservation, reasons: Mapping[str, str | None], now_us: int) -> Iterator[Line]:
-    from mq_client.looks import kept_closed  # not with this module: mq_client sets a variable that doctor looks at
+    from mq_client.shown.looks import (
+        kept_closed,  # not with this module: mq_client sets a variable that doctor looks at
+    )
 
     for address in observed.silent:
         reason = reasons.get(address)
@@ -204,7 +206,7 @@ def _of_brokers(observed: ClusterObservation, reasons: Mapping[str, str | None],
 
 
 def _of_partitions(observed: ClusterObservation, topics: Sequence[TopicDescription]) -> Iterator[Line]:
-    from mq_client.looks import kept_closed
+    from mq_client.shown.looks import kept_closed
 
     live = {broker.id for broker in observed.brokers}
     all_of = [(f"{topic.name}-{each.partition}", topic, each) for topic in topics for each in topic.partitions]

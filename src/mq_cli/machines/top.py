@@ -28,7 +28,7 @@ from mq_cli.values import Seconds
 
 if TYPE_CHECKING:
     from mq_client import Admin
-    from mq_client.looks import Look
+    from mq_client.shown.looks import Look
 
 ORDERS: Final = ("traffic", "records", "size", "name")
 _CTRL_C, _ESCAPE, _BACKSPACE = "\x03", "\x1b", ("\x7f", "\b")
@@ -148,13 +148,13 @@ def top(
 
 
 def _look(admin: Admin) -> Look:
-    from mq_client.looks import Look
+    from mq_client.shown.looks import Look
 
     return Look(admin.observe("partitions"), time.monotonic())
 
 
 def _wrong(look: Look) -> list[str]:
-    from mq_client.looks import problems
+    from mq_client.shown.looks import problems
 
     return [each.text for each in problems(look)]
 

@@ -33,15 +33,15 @@ from mq_cli.output import (
 )
 from mq_cli.values import DIRECTORY, FILE, Seconds, checking_what_was_typed
 from mq_process.patience import Patience
+from mq_protocol.access.pem import Files, files_in
 from mq_protocol.errors import TritonMQError
 from mq_protocol.names import INTERNAL_PREFIX
-from mq_protocol.pem import Files, files_in
 
 if TYPE_CHECKING:
     from mq_broker.coordination.credential import Credential
     from mq_broker.coordination.zookeeper_closing import Walked
     from mq_client import Admin, ClusterDescription, PartitionDescription, PartitionMove, TopicDescription
-    from mq_client.security_admin import SecurityFloor
+    from mq_client.administration.security_admin import SecurityFloor
 
 _WAIT_LOOK_S = 0.5
 _ACCESS = {
@@ -386,7 +386,7 @@ def status(admin: Admin, check: bool = flag("Exit with 1 if something is wrong."
     said, and the exit status is 1: such a broker, one that is absent or does not answer, a partition without a leader
     or not fully in sync, a lost session with ZooKeeper.
     """
-    from mq_client.looks import kept_closed
+    from mq_client.shown.looks import kept_closed
 
     described = admin.describe_cluster()
     observed = admin.observe("partitions")
@@ -437,7 +437,7 @@ def _nobody_listens(connection: Connection) -> list[str]:
 
 
 def _missing(admin: Admin, brokers: int, *, in_sync: bool) -> list[str]:
-    from mq_client.looks import kept_closed
+    from mq_client.shown.looks import kept_closed
 
     try:
         described = admin.describe_cluster()

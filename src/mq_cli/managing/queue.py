@@ -39,7 +39,7 @@ from mq_cli.records.messages import RECORDS_JSON, count_option, write_records
 from mq_cli.values import EARLIEST, checking, checking_what_was_typed, meaning, pairs, parse_place, settings_help
 from mq_protocol.errors import TritonMQError, UnknownQueue
 from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name
-from mq_protocol.queue_settings import QUEUE_SETTINGS, parse_queue_settings, usual_dead_letter
+from mq_protocol.queues.settings import QUEUE_SETTINGS, parse_queue_settings, usual_dead_letter
 
 if TYPE_CHECKING:
     from mq_client import Admin, QueueDescription, QueueInfo

@@ -26,7 +26,7 @@ from mq_cli.output import counting, say
 from mq_cli.records.messages import MessageWriter
 from mq_cli.values import LATEST, SOME_SECONDS, checking_what_was_typed, meaning, parse_place
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
-from mq_protocol.queue_settings import MEMBER_PRIORITY_MAX
+from mq_protocol.queues.settings import MEMBER_PRIORITY_MAX
 
 if TYPE_CHECKING:
     from mq_client import Admin, Consumer, ConsumerRecord, Reader, TopicDescription

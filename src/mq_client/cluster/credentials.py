@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from mq_client.errors import InvalidSetting, NotAuthenticated, TritonMQError, Unreachable
 from mq_client.security import Security
-from mq_protocol.pem import authorities_context, context, generation_of, open_to_others, read, read_authorities
-from mq_protocol.secrets import Secret
+from mq_protocol.access.pem import authorities_context, context, generation_of, open_to_others, read, read_authorities
+from mq_protocol.access.secrets import Secret
 
 log = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from mq_client.cluster.credentials import Credentials, current
 from mq_client.errors import InvalidRequest, InvalidSetting, OutcomeUnknown, TritonMQError, Unreachable
 from mq_client.security import Security
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.pem import WRONG_HOST, authorities_context, examine, hosts_in, read, read_authorities, verdict
 from mq_protocol.addresses import parse_address
-from mq_protocol.call import GREETING_S, PREAMBLE, CallMachine, Side, error_of
-from mq_protocol.envelope import Buffer
 from mq_protocol.limits import MESSAGE_BYTES_MAX
-from mq_protocol.pem import WRONG_HOST, authorities_context, examine, hosts_in, read, read_authorities, verdict
 from mq_protocol.versions import PROTOCOL, PROTOCOL_OLDEST
+from mq_protocol.wire.call import GREETING_S, PREAMBLE, CallMachine, Side, error_of
+from mq_protocol.wire.envelope import Buffer
 
 CONNECT_S: Final = 2.0
 """How long a connection may take to be made, in plain text with the first word. Over TLS it has `GREETING_S`: a busy

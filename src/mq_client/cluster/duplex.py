@@ -15,8 +15,8 @@ from mq_client.cluster.client import Client
 from mq_client.cluster.credentials import as_told, current
 from mq_client.cluster.dialling import by_openssl, call_open, dial, note_open, unreachable
 from mq_client.errors import NotAuthenticated, TritonMQError, Unreachable
-from mq_protocol.call import LOOK_S, Kind, Said, error_of, say
-from mq_protocol.envelope import Buffer
+from mq_protocol.wire.call import LOOK_S, Kind, Said, error_of, say
+from mq_protocol.wire.envelope import Buffer
 
 _PIECES_MAX: Final = 64
 """Of one call of the kernel."""

@@ -25,10 +25,10 @@ from mq_client.cluster.credentials import Credentials, as_told, current
 from mq_client.cluster.dialling import call_open, dial, late, unreachable
 from mq_client.errors import NotAuthenticated, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import SILENCE_S, CallMachine, Kind, NotBegun, Said, State, error_of, parsed
-from mq_protocol.envelope import Buffer, Envelope
 from mq_protocol.methods import BROKER
-from mq_protocol.secured_socket import SecuredSocket
+from mq_protocol.wire.call import SILENCE_S, CallMachine, Kind, NotBegun, Said, State, error_of, parsed
+from mq_protocol.wire.envelope import Buffer, Envelope
+from mq_protocol.wire.secured_socket import SecuredSocket
 
 KEEP_S: Final = 30.0
 """How long a connection is kept without a call. Brokers close it after twice that."""

@@ -23,10 +23,10 @@ from mq_client.cluster.credentials import Credentials, as_told, current
 from mq_client.cluster.dialling import CONNECT_S, call_open, late, note_open, unreachable
 from mq_client.cluster.lines import KEEP_S, KEPT_MAX, Key, heard
 from mq_client.errors import NotAuthenticated, TritonMQError, Unreachable
-from mq_protocol.call import NotBegun
-from mq_protocol.connection import Connection, connect
-from mq_protocol.envelope import Envelope
 from mq_protocol.methods import BROKER
+from mq_protocol.wire.call import NotBegun
+from mq_protocol.wire.connection import Connection, connect
+from mq_protocol.wire.envelope import Envelope
 
 _CLOSE_S: Final = 2.0
 

@@ -19,7 +19,7 @@ from mq_client.cluster.lines import heard
 from mq_client.cluster.requests import ask_offsets
 from mq_client.errors import NotLeader, OutcomeUnknown, TritonMQError
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
+from mq_protocol.wire.error_messages import from_wire
 
 Place = tuple[str, int]
 

@@ -23,8 +23,8 @@ from mq_client.errors import (
 )
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.names import did_you_mean, usable_label
+from mq_protocol.wire.error_messages import from_wire
 
 _ATTEMPT_MS = 5_000.0
 _ADDED_WITHIN_MS = 1_000.0

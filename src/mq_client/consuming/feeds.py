@@ -28,8 +28,8 @@ from mq_client.consuming.slices import payloads_of
 from mq_client.errors import NotLeader, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_nodes
-from mq_protocol.envelope import Envelope
-from mq_protocol.error_messages import from_wire
+from mq_protocol.wire.envelope import Envelope
+from mq_protocol.wire.error_messages import from_wire
 
 if TYPE_CHECKING:
     from mq_client.consuming.subscription import Subscriptions

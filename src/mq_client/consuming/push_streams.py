@@ -11,7 +11,7 @@ from mq_client.cluster.client import NOBODY, Client
 from mq_client.cluster.loop import Call, this_process
 from mq_client.errors import TritonMQError
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
+from mq_protocol.wire.envelope import Envelope
 
 Heard = Callable[[Envelope[pb.BatchesHeader]], Awaitable[None]]
 Over = Callable[[TritonMQError | None], None]

@@ -13,7 +13,7 @@ from mq_client.consuming.slices import payloads_of
 from mq_client.errors import TritonMQError
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
+from mq_protocol.wire.envelope import Envelope
 
 if TYPE_CHECKING:
     from mq_client.consuming.subscription import Subscriptions

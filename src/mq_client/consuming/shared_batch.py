@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from mq_client.consuming.slices import rows_sent
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.ipc_message import node_count
+from mq_protocol.wire.ipc_message import node_count
 
 if TYPE_CHECKING:
     from mq_client.consuming.record_queue import ConsumerRecord

@@ -17,7 +17,7 @@ from mq_client.errors import BatchTooLarge, CorruptBatch, InvalidRequest, Schema
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_untrusted
-from mq_protocol.envelope import split
+from mq_protocol.wire.envelope import split
 
 
 class StoredSlice(NamedTuple):

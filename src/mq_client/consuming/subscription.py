@@ -36,8 +36,8 @@ from mq_client.errors import (
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_nodes
-from mq_protocol.error_messages import from_wire
-from mq_protocol.ipc_message import node_count
+from mq_protocol.wire.error_messages import from_wire
+from mq_protocol.wire.ipc_message import node_count
 
 log = logging.getLogger(__name__)
 

@@ -40,9 +40,9 @@ from mq_client.producing.lanes import NOT_SCHEDULED, USUAL, Attributes, Lane, Ou
 from mq_client.producing.refresher import Refresher
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
-from mq_protocol.error_messages import from_wire
 from mq_protocol.limits import PRIORITY_USUAL
+from mq_protocol.wire.envelope import Envelope
+from mq_protocol.wire.error_messages import from_wire
 
 
 class ProduceStream:

@@ -13,7 +13,11 @@ from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.paging import Parts
 from mq_client.cluster.requests import ask_leaders
 from mq_client.consuming.record_queue import ConsumerRecord, batch_to_records
-from mq_client.descriptions import (
+from mq_client.errors import InvalidRequest, OffsetOutOfRange, UnknownQueue
+from mq_client.producing.batches import to_timestamp_us
+from mq_client.queueing.leases import from_gaps
+from mq_client.reader import Reader
+from mq_client.shown.descriptions import (
     QueueDescription,
     QueueInfo,
     QueueRun,
@@ -21,13 +25,9 @@ from mq_client.descriptions import (
     described_partition,
     described_run,
 )
-from mq_client.errors import InvalidRequest, OffsetOutOfRange, UnknownQueue
-from mq_client.producing.batches import to_timestamp_us
-from mq_client.queueing.leases import from_gaps
-from mq_client.reader import Reader
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name, did_you_mean, quoted
-from mq_protocol.queue_settings import MEMBER_PRIORITY_MAX
+from mq_protocol.queues.settings import MEMBER_PRIORITY_MAX
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from datetime import datetime
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.consuming.record_queue import ConsumerRecord
-from mq_client.descriptions import STATES, QueueDescription, QueueInfo, QueueRun
 from mq_client.errors import InvalidRequest
 from mq_client.queueing.administration import (
     BROWSED_MAX,
@@ -23,6 +22,7 @@ from mq_client.queueing.administration import (
     sweep,
 )
 from mq_client.queueing.redriving import REDRIVE, Order, Redriven, redrive
+from mq_client.shown.descriptions import STATES, QueueDescription, QueueInfo, QueueRun
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name, did_you_mean
 
@@ -39,7 +39,7 @@ class QueueAdministrator:
         """Make a queue group of the topic; it can be worked off when this returns. One that is there stays as it is.
 
         `start`: "earliest", "latest" or a time: which records it has, besides those that come later. `settings`: see
-        `mq_protocol.queue_settings`, e.g. `lease_ms="5m"`. Raises `UnknownTopic`, `InvalidSetting` with the nearest
+        `mq_protocol.queues.settings`, e.g. `lease_ms="5m"`. Raises `UnknownTopic`, `InvalidSetting` with the nearest
         right name, `WrongGroupKind` if a group of this name reads the topic as a stream, `IncompatibleVersion` before
         `tritonmq cluster upgrade`.
         """

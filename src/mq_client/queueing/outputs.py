@@ -34,7 +34,7 @@ from mq_protocol.limits import OUTPUT_BATCHES_MAX, OUTPUT_PARTITIONS_MAX
 from mq_protocol.manifest import StagedPart
 from mq_protocol.names import check_topic_name, did_you_mean
 from mq_protocol.partitioner import partition_for_key, partitions_for_keys
-from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_lease
+from mq_protocol.queues.work_keys import WorkPlace, query_id_of, run_of_lease
 
 BYTES_MAX: Final = 64 << 20
 """Of one ack, about: what is gathered is in this process's memory."""

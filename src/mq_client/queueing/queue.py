@@ -45,7 +45,7 @@ from mq_client.serializers import Deserializer, deserializer_of, record_deserial
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.names import check_group_name, check_member_id, check_topic_name
-from mq_protocol.queue_settings import MEMBER_PRIORITY_MAX
+from mq_protocol.queues.settings import MEMBER_PRIORITY_MAX
 
 _KEY_BYTES: Final = 32
 _LEASE_MS_MIN, _LEASE_MS_MAX = 1_000, 12 * 3_600_000

@@ -20,7 +20,7 @@ from mq_client.queueing.leases import SETTLING, HeldLease, Indexes, LeaseId
 from mq_client.queueing.outputs import Outputs
 from mq_client.queueing.settling import ACK, RELEASE, Word, failed, rejected
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.work_keys import WorkPlace
+from mq_protocol.queues.work_keys import WorkPlace
 
 if TYPE_CHECKING:
     import pandas as pd

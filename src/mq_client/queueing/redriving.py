@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.requests import ask_offsets
-from mq_client.descriptions import QueueInfo, QueueRun
 from mq_client.errors import InvalidRequest, LeaseLost, OutcomeUnknown, Overloaded, UnknownQueue, UnknownTopic
 from mq_client.queueing.administration import declare, describe, find_queue, list_queues, runs, sweep
 from mq_client.queueing.queue import Queue
 from mq_client.queueing.records import LeasedBatch
 from mq_client.reader import Reader
+from mq_client.shown.descriptions import QueueInfo, QueueRun
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA
-from mq_protocol.dead_letters import DEAD_COLUMN, HEADERS
 from mq_protocol.errors import RefusedError
 from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name, did_you_mean
-from mq_protocol.queue_settings import DeadLetter, QueueSettings, parse_queue_settings
+from mq_protocol.queues.dead_letters import DEAD_COLUMN, HEADERS
+from mq_protocol.queues.settings import DeadLetter, QueueSettings, parse_queue_settings
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from mq_client.queueing.shares import Account, Shares
 from mq_client.queueing.shelf import rows_in, slices_in
 from mq_client.queueing.work_streams import Told, WorkStream, WorkStreams
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
+from mq_protocol.wire.error_messages import from_wire
 
 DECLARED_S: Final = 10.0
 """For so long after its declaration a leader may not have heard of a queue."""

@@ -21,8 +21,8 @@ from mq_client.queueing.leases import WAITING, HeldLease, Indexes
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_nodes
-from mq_protocol.ipc_message import node_count
-from mq_protocol.queue_columns import keys_of
+from mq_protocol.queues.columns import keys_of
+from mq_protocol.wire.ipc_message import node_count
 
 _DECODED_AT_ONCE: Final = 256
 """Records made of columns at a time: few enough not to hold up others who wait for the lock."""

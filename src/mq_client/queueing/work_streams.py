@@ -13,8 +13,8 @@ from mq_client.cluster.client import Client
 from mq_client.cluster.loop import Call, EventLoop
 from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
 from mq_protocol.limits import WORK_SESSIONS_AT_ONCE_MAX
+from mq_protocol.wire.envelope import Envelope
 
 MESSAGE_BYTES: Final = 256 << 10
 """Where a message stops gathering: a broker takes a megabyte."""

@@ -21,9 +21,9 @@ from mq_client.cluster.requests import ask_leaders
 from mq_client.queueing.administration import describe, ensure_declared, list_queues
 from mq_client.queueing.leases import from_gaps, spelled_out, to_gaps
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidSetting, LeaseLost, TritonMQError, UnknownQueue
 from mq_protocol.names import quoted
+from mq_protocol.wire.error_messages import from_wire
 from mq_spark.datasource.schemas import Topic
 from mq_spark.planning.lease_options import LeaseOptions
 from mq_spark.planning.leases import Lease, LeaseKey, Run, shares

@@ -16,8 +16,8 @@ from pyspark import SparkFiles
 
 from mq_client.cluster.client import given_forward
 from mq_client.security import CERTS_VARIABLE, TOKEN_FILE_VARIABLE, USER_VARIABLE, Security
+from mq_protocol.access.pem import CA_FILE
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.pem import CA_FILE
 from mq_spark.planning.option_table import FORWARD
 from mq_spark.planning.security_options import CERTS, SECURITY, TOKEN_LOCATION, USER, SecurityOptions
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from mq_protocol.errors import InvalidRequest, InvalidSetting
 from mq_protocol.names import check_group_name, check_member_id, did_you_mean
-from mq_protocol.queue_settings import LEASE_MS_CEILING, LEASE_MS_FLOOR
+from mq_protocol.queues.settings import LEASE_MS_CEILING, LEASE_MS_FLOOR
 from mq_spark.planning.option_values import integer
 
 GROUP: Final = "lease.group"

@@ -19,7 +19,7 @@ from typing import Final
 from mq_protocol import limits
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean, nearest
-from mq_protocol.work_keys import WORK_PREFIX, is_of_queue
+from mq_protocol.queues.work_keys import WORK_PREFIX, is_of_queue
 from mq_spark.planning.lease_options import LeaseOptions, parse_lease
 from mq_spark.planning.option_table import (
     BOOTSTRAP,

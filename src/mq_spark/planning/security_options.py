@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from mq_protocol.access.secrets import API_TOKEN_PREFIX, Secret, api_token, api_token_id, is_no_path
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
-from mq_protocol.secrets import API_TOKEN_PREFIX, Secret, api_token, api_token_id, is_no_path
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mq_broker.broker.config import BrokerConfig
 from mq_client import Admin, NewApiToken, Security
-from mq_protocol.pem import CA_FILE
+from mq_protocol.access.pem import CA_FILE
 from tests.cluster.harness import wait_until
 from tests.mq_broker.broker.channel import Channel
 from tests.mq_broker.broker.cluster import Broker

@@ -12,10 +12,10 @@ from google.protobuf.message import Message
 from mq_broker.rpc.calls import opening
 from mq_broker.rpc.service import is_envelope
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.connection import Connection, connect
-from mq_protocol.envelope import Buffer, halves, joined
 from mq_protocol.errors import OutcomeUnknown, TritonMQError
 from mq_protocol.methods import BROKER, PEER, Kind, Method
+from mq_protocol.wire.connection import Connection, connect
+from mq_protocol.wire.envelope import Buffer, halves, joined
 
 CONNECT_S = 20.0
 

@@ -21,9 +21,9 @@ from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.rpc.service import UNARY, parse
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, schema_to_bytes
-from mq_protocol.envelope import Envelope, decode, encode, split
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import NotLeader, TritonMQError
+from mq_protocol.wire.envelope import Envelope, decode, encode, split
+from mq_protocol.wire.error_messages import from_wire
 from tests.mq_broker.broker.channel import Call, Channel
 from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.simulation.real.zookeeper import Session

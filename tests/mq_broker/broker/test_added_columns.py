@@ -10,9 +10,9 @@ import pytest
 
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, schema_to_bytes
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import CorruptBatch, InvalidRequest, SchemaMismatch
 from mq_protocol.sql.ddl import parse_schema
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import SCHEMA, Broker, rows, standalone, until
 from tests.virtual.world import in_virtual_time

@@ -18,13 +18,12 @@ import pytest
 from mq_broker.broker.administration import topics as admin
 from mq_broker.broker.groups import cursors as groups
 from mq_broker.broker.transactions import coordinator as transactions
-from mq_client.admin import Admin
+from mq_client.administration.admin import Admin
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.transactions import TransactionClient
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch, schema_fingerprint
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
     BatchTooLarge,
     InvalidRequest,
@@ -34,6 +33,7 @@ from mq_protocol.errors import (
     UnknownTopic,
 )
 from mq_protocol.limits import REQUEST_PLACES_MAX, REQUEST_TOPICS_MAX
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone
 from tests.mq_broker.broker.costs import measured

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, Subscription, standalone, until
 from tests.virtual.world import in_virtual_time

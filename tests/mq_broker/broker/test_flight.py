@@ -18,9 +18,9 @@ from mq_broker.broker.config import BrokerConfig
 from mq_broker.measured import QUOTA_WAITS
 from mq_client import AclRule, Admin, Producer, Security
 from mq_dev.embedded_zookeeper import free_port
-from mq_protocol.flight import SERVICE
+from mq_protocol.access.pem import files_of_broker, read
 from mq_protocol.limits import FLIGHT_REQUEST_BYTES_MAX
-from mq_protocol.pem import files_of_broker, read
+from mq_protocol.wire.flight import SERVICE
 from tests.cluster.harness import wait_until
 from tests.mq_broker.broker.by_token import Place, over_tls
 from tests.mq_broker.broker.cluster import Broker

@@ -20,9 +20,8 @@ from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.wire import dialling
 from mq_client import Admin, Consumer, Producer, Reader, Security, UnknownTopic
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.pem import CA_FILE
 from mq_protocol.arrow import encode_batch
-from mq_protocol.envelope import decode
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
     NotAuthenticated,
     NotLeader,
@@ -32,7 +31,8 @@ from mq_protocol.errors import (
     Unreachable,
 )
 from mq_protocol.methods import BROKER
-from mq_protocol.pem import CA_FILE
+from mq_protocol.wire.envelope import decode
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import real_time
 from tests.mq_broker.broker.by_token import Shown
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, unpack, until

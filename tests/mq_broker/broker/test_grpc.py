@@ -17,11 +17,11 @@ from mq_broker.rpc.grpc_door import FORWARD_METADATA
 from mq_broker.rpc.service import is_envelope
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import joined
+from mq_protocol.access.pem import read
+from mq_protocol.access.secrets import digest_of, new_api_token
 from mq_protocol.errors import TritonMQError
 from mq_protocol.methods import BROKER, Kind, Method
-from mq_protocol.pem import read
-from mq_protocol.secrets import digest_of, new_api_token
+from mq_protocol.wire.envelope import joined
 from tests.by_grpc import from_call
 from tests.coroutines import real_time
 from tests.mq_broker.broker.by_token import Shown, over_tls

@@ -26,7 +26,6 @@ from mq_broker.rpc.wire.framed import connect
 from mq_broker.storage.codec.frame import Place, encode
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from mq_protocol.envelope import Envelope
 from mq_protocol.errors import (
     InvalidRequest,
     NotEnoughReplicas,
@@ -36,6 +35,7 @@ from mq_protocol.errors import (
     Unreachable,
 )
 from mq_protocol.methods import PEER
+from mq_protocol.wire.envelope import Envelope
 from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.channel import Channel
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, standalone, until

@@ -14,11 +14,11 @@ from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.wire import framed
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import PREAMBLE
-from mq_protocol.envelope import Envelope
 from mq_protocol.errors import InvalidRequest, NotAuthenticated, PeerRefused, TritonMQError, Unreachable
-from mq_protocol.framing import PREAMBLE_BYTES, preamble
 from mq_protocol.methods import BROKER
+from mq_protocol.wire.call import PREAMBLE
+from mq_protocol.wire.envelope import Envelope
+from mq_protocol.wire.framing import PREAMBLE_BYTES, preamble
 from tests.coroutines import real_time
 from tests.mq_broker.broker.by_token import over_tls
 from tests.mq_broker.broker.channel import Channel

@@ -13,9 +13,9 @@ from mq_broker.broker import BrokerConfig
 from mq_broker.broker.transactions import coordinator as transactions
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_to_bytes
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName, SchemaMismatch, StagedBatchMissing
 from mq_protocol.names import TRANSACTIONS_TOPIC
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.often import look_every

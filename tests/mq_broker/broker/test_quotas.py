@@ -15,6 +15,7 @@ from grpc import aio
 from mq_broker.measured import QUOTA_REFUSALS, QUOTA_WAITS
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.quotas import Quota
 from mq_protocol.arrow import encode_batch
 from mq_protocol.errors import (
     InvalidRequest,
@@ -25,7 +26,6 @@ from mq_protocol.errors import (
     TritonMQError,
 )
 from mq_protocol.methods import BROKER
-from mq_protocol.quotas import Quota
 from tests.by_grpc import from_call
 from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, Broker, numbers_in, standalone, until

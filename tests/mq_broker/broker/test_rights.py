@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, decode, encode
-from mq_protocol.error_messages import from_wire
+from mq_protocol.access.rights import RIGHTS
+from mq_protocol.access.rights import Kind as Resource
 from mq_protocol.errors import NotAuthenticated, PermissionDenied, TritonMQError, UnknownTopic
 from mq_protocol.methods import BROKER, Kind, Method
-from mq_protocol.rights import RIGHTS
-from mq_protocol.rights import Kind as Resource
+from mq_protocol.wire.envelope import Envelope, decode, encode
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture

@@ -10,8 +10,8 @@ from mq_broker.coordination.file import FileStore
 from mq_broker.coordination.service import CoordinationService
 from mq_broker.security.tokens import DOCUMENT, Tokens, dump
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.secrets import digest_of, new_api_token
 from mq_protocol.errors import PermissionDenied, UnknownTopic
-from mq_protocol.secrets import digest_of, new_api_token
 from tests.mq_broker.broker.by_token import Shown, over_tls
 from tests.mq_broker.broker.test_rights import NEEDING, OTHER, TOPIC, Case, cases_of, outcome, request_of, rule_of
 

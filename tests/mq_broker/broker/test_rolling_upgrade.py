@@ -9,9 +9,9 @@ import pytest
 from mq_broker.core import entries
 from mq_broker.core.entries import DeleteGroup
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import IncompatibleVersion
 from mq_protocol.versions import LEVEL
+from mq_protocol.wire.error_messages import from_wire
 from tests.mq_broker.broker.cluster import until
 from tests.mq_broker.broker.test_three_brokers import Three, three
 from tests.mq_broker.releases import NEXT, knowing

@@ -10,7 +10,6 @@ import pytest
 
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch, schema_fingerprint
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
     BatchTooLarge,
     CorruptBatch,
@@ -28,6 +27,7 @@ from mq_protocol.errors import (
     UnknownTopic,
 )
 from mq_protocol.limits import OFFSETS_OF_A_LIFE, PARTITIONS_PER_TOPIC_MAX
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import FINGERPRINT, Broker, rows, standalone, until
 

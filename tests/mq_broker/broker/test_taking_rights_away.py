@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.administration.rights import acls
+from mq_broker.broker.administration.rights.rule_documents import document_of
 from mq_broker.coordination.file import FileStore
 from mq_broker.coordination.service import CoordinationService
-from mq_broker.security.rule_documents import document_of
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidTopicName, PermissionDenied, UnknownTopic
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.channel import Call
 from tests.mq_broker.broker.cluster import Broker, rows, shared, until

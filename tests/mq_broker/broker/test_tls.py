@@ -16,9 +16,9 @@ from mq_broker.broker.config import BrokerConfig
 from mq_broker.rpc import bounds, gate
 from mq_client import Admin, Consumer, Producer, Reader, Security
 from mq_client.errors import NotAuthenticated, PermissionDenied
-from mq_protocol.call import PREAMBLE
 from mq_protocol.errors import InvalidSetting, Unreachable
 from mq_protocol.methods import BROKER
+from mq_protocol.wire.call import PREAMBLE
 from tests.coroutines import real_time
 from tests.mq_broker.broker.by_token import over_tls
 from tests.mq_broker.broker.channel import Channel

@@ -23,12 +23,12 @@ from mq_broker.security.names import ANONYMOUS
 from mq_client import AclRule, Admin, Consumer, Producer, Reader, Security
 from mq_client.errors import InvalidRequest, NotAuthenticated, PermissionDenied, Unreachable
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.pem import CA_FILE
+from mq_protocol.access.secrets import new_api_token
 from mq_protocol.arrow import encode_batch
-from mq_protocol.call import PREAMBLE
 from mq_protocol.errors import TritonMQError
 from mq_protocol.methods import BROKER, PEER
-from mq_protocol.pem import CA_FILE
-from mq_protocol.secrets import new_api_token
+from mq_protocol.wire.call import PREAMBLE
 from tests.coroutines import real_time
 from tests.issuer import AUDIENCE, Issuer
 from tests.mq_broker.broker.by_token import Place, beside, over_tls

@@ -16,9 +16,9 @@ from mq_broker.coordination.service import CoordinationService
 from mq_broker.core import entries
 from mq_broker.core.entries import DeleteGroup
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import IncompatibleVersion
 from mq_protocol.versions import LEVEL, PROTOCOL, PROTOCOL_OLDEST, Versions, check_overlap, ours
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import standalone
 from tests.mq_broker.coordination.conftest import opened as opened

@@ -24,8 +24,8 @@ from mq_broker.coordination.service import CoordinationService
 from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.coordination.zookeeper_tls import TlsHandler
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
+from mq_protocol.access.pem import Files, files_in, files_of_broker
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
-from mq_protocol.pem import Files, files_in, files_of_broker
 from tests.coroutines import real_time
 from tests.mq_broker.coordination.wire import LASTING_MS, WAIT_S, Heard, eventually, id_of, state_of
 from tests.securing import HOST, Certs

@@ -16,10 +16,10 @@ from mq_broker.rpc.wire.entering import Entering, TokenDoor
 from mq_broker.rpc.wire.framed import Tls
 from mq_broker.rpc.wire.links import Links, PeerAddress
 from mq_broker.rpc.wire.port import Bounds, Port, Served
-from mq_protocol import framing
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.limits import MESSAGE_BYTES_MAX
+from mq_protocol.wire import framing
+from mq_protocol.wire.error_messages import from_wire
 
 DEADLINE_S = 30.0
 SECRET = bytes(range(32))

@@ -18,12 +18,12 @@ from mq_broker.rpc.wire.certificates import Certificates
 from mq_broker.rpc.wire.entering import Entering, TokenDoor
 from mq_broker.security.authority import Authority
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Kind, Said, error_of, parsed, said, say
-from mq_protocol.connection import connect
-from mq_protocol.envelope import Envelope
 from mq_protocol.errors import TritonMQError
-from mq_protocol.framing import STREAM, Receiver
 from mq_protocol.methods import BROKER
+from mq_protocol.wire.call import Kind, Said, error_of, parsed, said, say
+from mq_protocol.wire.connection import connect
+from mq_protocol.wire.envelope import Envelope
+from mq_protocol.wire.framing import STREAM, Receiver
 from tests.securing import HOST, Certs
 
 DEADLINE_S = 30.0

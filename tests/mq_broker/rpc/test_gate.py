@@ -21,11 +21,11 @@ from mq_broker.security.rules import Effect, Rule, RuleBook
 from mq_broker.security.tokens import Tokens
 from mq_broker.security.verified import Verified
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.quotas import Quota
+from mq_protocol.access.rights import Kind, Operation
 from mq_protocol.errors import NotAuthenticated, PermissionDenied, TritonMQError, UnknownTopic
 from mq_protocol.limits import REQUEST_PLACES_MAX
 from mq_protocol.methods import BROKER
-from mq_protocol.quotas import Quota
-from mq_protocol.rights import Kind, Operation
 from tests.coroutines import real_time
 from tests.mq_broker.others import Others
 from tests.securing import Certs

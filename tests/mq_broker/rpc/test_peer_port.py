@@ -10,9 +10,9 @@ import pytest
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.wire import accepting, port
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import PREAMBLE
 from mq_protocol.errors import Overloaded
 from mq_protocol.methods import BROKER
+from mq_protocol.wire.call import PREAMBLE
 from tests.coroutines import real_time
 from tests.mq_broker.rpc.streaming import asking, connected, opening, until
 from tests.mq_broker.rpc.test_peer_service import SECRET, Peer, serving

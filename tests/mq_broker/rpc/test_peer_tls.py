@@ -10,9 +10,9 @@ from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.wire.certificates import Certificates
 from mq_broker.rpc.wire.dialling import Dialling
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.pem import context, read
 from mq_protocol.errors import PeerRefused, Unreachable
 from mq_protocol.methods import PEER
-from mq_protocol.pem import context, read
 from tests.coroutines import real_time
 from tests.mq_broker.rpc.linked import SECRET
 from tests.mq_broker.rpc.streaming import ask

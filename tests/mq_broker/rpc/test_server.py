@@ -18,8 +18,8 @@ from mq_broker.rpc.grpc_door import client_options, listen
 from mq_broker.rpc.service import path
 from mq_broker.security.authority import Authority
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, encode
 from mq_protocol.limits import CONNECTION_IDLE_MS, PRODUCE_HEADER_BYTES_MAX
+from mq_protocol.wire.envelope import Envelope, encode
 from tests.coroutines import real_time
 from tests.mq_broker.rpc.streaming import Answering
 from tests.mq_broker.rpc.test_service import by_grpc

@@ -26,7 +26,7 @@ from mq_broker.security.authenticating import Authenticator
 from mq_broker.security.authority import Authority
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, decode, encode
+from mq_protocol.access.secrets import is_token
 from mq_protocol.errors import (
     InternalError,
     InvalidRequest,
@@ -35,7 +35,7 @@ from mq_protocol.errors import (
     OutcomeUnknown,
 )
 from mq_protocol.methods import BROKER
-from mq_protocol.secrets import is_token
+from mq_protocol.wire.envelope import Envelope, decode, encode
 from tests.by_grpc import from_call
 from tests.coroutines import real_time
 from tests.mq_broker.rpc.streaming import Answering

@@ -13,13 +13,13 @@ from mq_broker.security.authority import Authority
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.rules import Effect, Rule, RuleBook
 from mq_broker.security.tokens import Tokens
-from mq_protocol.call import PREAMBLE
+from mq_protocol.access.pem import context, read
+from mq_protocol.access.rights import Kind as Resource
+from mq_protocol.access.rights import Operation
 from mq_protocol.errors import NotAuthenticated, PermissionDenied
 from mq_protocol.methods import BROKER
 from mq_protocol.methods import Kind as MethodKind
-from mq_protocol.pem import context, read
-from mq_protocol.rights import Kind as Resource
-from mq_protocol.rights import Operation
+from mq_protocol.wire.call import PREAMBLE
 from tests.coroutines import real_time
 from tests.mq_broker.rpc.streaming import Served, batch, connected, opening, server_tls, serving
 from tests.securing import Certs

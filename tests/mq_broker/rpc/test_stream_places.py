@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.runtime.memory import Held
-from mq_protocol.call import PREAMBLE, Kind
+from mq_protocol.access.quotas import Quota
 from mq_protocol.errors import Overloaded, QuotaExceeded
-from mq_protocol.quotas import Quota
+from mq_protocol.wire.call import PREAMBLE, Kind
 from tests.coroutines import real_time
 from tests.mq_broker.rpc.streaming import Served, batch, connected, fetching, opening, serving, until
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import PREAMBLE, Kind, parsed, say
+from mq_protocol.access.pem import context, read
 from mq_protocol.errors import InvalidRequest, RequestTooLarge, TritonMQError
 from mq_protocol.methods import BROKER
 from mq_protocol.methods import Kind as MethodKind
-from mq_protocol.pem import context, read
+from mq_protocol.wire.call import PREAMBLE, Kind, parsed, say
 from tests.coroutines import real_time
 from tests.mq_broker.rpc.streaming import (
     DEADLINE_S,

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from mq_broker.security.quotas import BURST_S, METERS_MIN, Bucket, Meter, Quotas
+from mq_protocol.access.quotas import EVERYBODY, SECURED, UNLIMITED, Quota
 from mq_protocol.errors import QuotaExceeded
-from mq_protocol.quotas import EVERYBODY, SECURED, UNLIMITED, Quota
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -10,8 +10,8 @@ import pytest
 
 from mq_broker.security import rules
 from mq_broker.security.rules import Effect, Rule, RuleBook, check_new
+from mq_protocol.access.rights import OPERATIONS, Kind, Operation
 from mq_protocol.errors import InvalidRequest
-from mq_protocol.rights import OPERATIONS, Kind, Operation
 
 ETL = "User:etl"
 

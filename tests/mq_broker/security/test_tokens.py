@@ -12,9 +12,9 @@ from mq_broker.security.authority import Authority
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.rules import RuleBook
 from mq_broker.security.tokens import Tokens, dump, load
+from mq_protocol.access.secrets import digest_of, new_api_token
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, NotAuthenticated
 from mq_protocol.limits import API_TOKEN_VALID_S_MAX
-from mq_protocol.secrets import digest_of, new_api_token
 
 NOW, DAY = 1_800_000_000, 86_400
 

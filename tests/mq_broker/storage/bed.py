@@ -68,8 +68,8 @@ from mq_broker.storage.key_provider import DEFAULT, DoesNotUnwrap, NoSuchKey
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_broker.storage.opening.opening import Sealing, open_disk_journal
-from mq_protocol.envelope import Buffer
 from mq_protocol.manifest import StagedPart
+from mq_protocol.wire.envelope import Buffer
 
 PLACE = Place("0c9a7e52", 3)
 KEY = TransactionKey("query-7", "flights")

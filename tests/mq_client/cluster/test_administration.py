@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from mq_client.admin import Admin
-from mq_client.descriptions import described_group, freshness
+from mq_client.administration.admin import Admin
 from mq_client.errors import (
     GroupInUse,
     InvalidRequest,
@@ -24,6 +23,7 @@ from mq_client.errors import (
     UnknownTopic,
     Unreachable,
 )
+from mq_client.shown.descriptions import described_group, freshness
 from mq_protocol import mq_pb2 as pb
 from tests.mq_client.cluster.administrating import GONE, answers, offsets, say
 from tests.mq_client.cluster.scripted import Scripted, told, topic_info

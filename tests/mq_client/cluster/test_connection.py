@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mq_client.admin import Admin
+from mq_client.administration.admin import Admin
 from mq_client.cluster.connection import Connection, parse_bootstrap
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.listening import refuses
@@ -72,7 +72,7 @@ ASKED: list[Callable[[str], object]] = [
 def test_a_client_says_at_once_that_nobody_listens_and_what_to_do(
     ask: Callable[[str], object], refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("admin", "producer", "consumer"):
+    for module in ("administration.admin", "producer", "consumer"):
         monkeypatch.setattr(f"mq_client.{module}.REFUSED_S", 0.1)
     with pytest.raises(Unreachable) as caught:
         ask(refused)

@@ -15,9 +15,9 @@ from mq_client.cluster.lines import call_unary
 from mq_client.errors import IncompatibleVersion, Overloaded, TritonMQError, Unreachable
 from mq_client.security import Security
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.framing import STREAM, preamble
-from mq_protocol.pem import CA_FILE, context, files_of_broker, read
-from mq_protocol.secrets import new_api_token
+from mq_protocol.access.pem import CA_FILE, context, files_of_broker, read
+from mq_protocol.access.secrets import new_api_token
+from mq_protocol.wire.framing import STREAM, preamble
 from tests.played_broker import HOST, WAIT_S, Spoken, played
 from tests.securing import Certs
 

@@ -13,10 +13,10 @@ from mq_client.cluster import duplex as duplex_module
 from mq_client.cluster.client import NOBODY, Client
 from mq_client.cluster.duplex import Duplex
 from mq_client.errors import NotLeader, TritonMQError, Unreachable
-from mq_protocol import call
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Kind, say
-from mq_protocol.pem import context, files_of_broker, read
+from mq_protocol.access.pem import context, files_of_broker, read
+from mq_protocol.wire import call
+from mq_protocol.wire.call import Kind, say
 from tests.cluster.harness import wait_until
 from tests.played_broker import WAIT_S, Handed, PlayedBroker, Spoken, played
 from tests.securing import Certs

@@ -9,7 +9,7 @@ import pytest
 from mq_client.cluster.connection import HeldBack
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import Overloaded
-from mq_protocol.error_messages import from_wire, to_wire
+from mq_protocol.wire.error_messages import from_wire, to_wire
 
 
 def test_the_time_goes_over_the_wire() -> None:

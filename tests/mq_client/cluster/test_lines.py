@@ -18,8 +18,8 @@ from mq_client.cluster.lines import FetchCall, call_unary
 from mq_client.cluster.loop import call_later
 from mq_client.errors import InternalError, NotYetWritten, OutcomeUnknown, TopicExists, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Kind, say
-from mq_protocol.pem import context, files_of_broker, read
+from mq_protocol.access.pem import context, files_of_broker, read
+from mq_protocol.wire.call import Kind, say
 from tests.cluster.harness import wait_until
 from tests.played_broker import WAIT_S, PlayedBroker, Spoken, played
 from tests.securing import Certs

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mq_client import observation
-from mq_client.admin import Admin
+from mq_client.administration.admin import Admin
 from mq_client.errors import InvalidRequest, InvalidTopicName, OutcomeUnknown, TritonMQError
-from mq_client.observation import ClusterObservation, GroupObservation, TopicObservation
+from mq_client.shown import observation
+from mq_client.shown.observation import ClusterObservation, GroupObservation, TopicObservation
 from mq_protocol import mq_pb2 as pb
 from tests.mq_client.cluster.administrating import say
 from tests.mq_client.cluster.scripted import Scripted, topic_info

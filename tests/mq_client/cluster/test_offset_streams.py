@@ -12,7 +12,7 @@ from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.offset_watch import OffsetWatch
 from mq_client.errors import InvalidRequest, NotLeader, OutcomeUnknown, Overloaded, UnknownTopic
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import to_wire
+from mq_protocol.wire.error_messages import to_wire
 from tests.mq_client.cluster.scripted import Scripted, told, topic_info
 
 

@@ -27,8 +27,8 @@ from mq_client.reader import Reader
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from mq_protocol.envelope import Envelope
-from mq_protocol.error_messages import to_wire
+from mq_protocol.wire.envelope import Envelope
+from mq_protocol.wire.error_messages import to_wire
 from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
 
 Message = Envelope[pb.BatchesHeader] | Exception

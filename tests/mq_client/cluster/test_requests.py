@@ -22,8 +22,8 @@ from mq_client.errors import (
     Unreachable,
 )
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import to_wire
 from mq_protocol.names import check_label
+from mq_protocol.wire.error_messages import to_wire
 from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
 
 MINUTE = 60_000.0

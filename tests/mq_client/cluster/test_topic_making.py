@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mq_client.admin import Admin
+from mq_client.administration.admin import Admin
 from mq_client.errors import NotEnoughBrokers, OutcomeUnknown, PermissionDenied, TopicExists
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import to_wire
+from mq_protocol.wire.error_messages import to_wire
 from tests.mq_client.cluster.administrating import say
 from tests.mq_client.cluster.scripted import Scripted, told, topic_info
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mq_client import transaction_admin
-from mq_client.admin import Admin
+from mq_client.administration import transaction_admin
+from mq_client.administration.admin import Admin
 from mq_client.errors import (
     InvalidRequest,
     OutcomeUnknown,

@@ -18,8 +18,8 @@ from mq_client.consuming.subscription import Subscriptions
 from mq_client.producing.batches import records_to_batch
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from mq_protocol.envelope import Envelope
-from mq_protocol.error_messages import to_wire
+from mq_protocol.wire.envelope import Envelope
+from mq_protocol.wire.error_messages import to_wire
 from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
 
 CREDIT = 1_000

@@ -18,7 +18,7 @@ from mq_client import Admin, Consumer, Producer
 from mq_client.consuming.push_streams import PushStream
 from mq_client.errors import InvalidRequest, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
+from mq_protocol.wire.envelope import Envelope
 from tests import switch
 
 WAIT_S = 30.0

@@ -12,7 +12,7 @@ from mq_client.errors import NotLeader, Unreachable
 from mq_client.producing.batches import records_to_batch
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from mq_protocol.error_messages import to_wire
+from mq_protocol.wire.error_messages import to_wire
 from tests.mq_client.cluster.scripted import topic_info
 from tests.mq_client.consuming.played_feeds import World
 from tests.mq_client.consuming.played_subscription import Client, Stream

@@ -19,7 +19,7 @@ from mq_client.producing.futures import BatchOutcome
 from mq_client.producing.sender import Sender
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, schema_to_bytes
-from mq_protocol.error_messages import to_wire
+from mq_protocol.wire.error_messages import to_wire
 
 T0 = 1_000.0
 DELIVERY_S = 30.0

@@ -13,8 +13,8 @@ import pytest
 from mq_client.errors import NotAuthenticated, TritonMQError, Unreachable
 from mq_client.producing.sender import ProduceStream
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Kind
-from mq_protocol.envelope import Envelope
+from mq_protocol.wire.call import Kind
+from mq_protocol.wire.envelope import Envelope
 from tests.played_broker import HOST, WAIT_S, PlayedBroker, Spoken, played
 
 

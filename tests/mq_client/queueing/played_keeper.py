@@ -20,7 +20,7 @@ from mq_client.queueing.leases import HeldLease
 from mq_client.queueing.shelf import Rows
 from mq_client.queueing.work_streams import Told
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import to_wire
+from mq_protocol.wire.error_messages import to_wire
 from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
 
 SCHEMA = pa.schema([("n", pa.int64())])

@@ -22,7 +22,7 @@ from mq_client.errors import (
 from mq_client.queueing.sessions import DECLARED_S
 from mq_client.queueing.settling import ACK, RELEASE
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import to_wire
+from mq_protocol.wire.error_messages import to_wire
 from tests.mq_client.queueing.played_keeper import Played, lent, places
 from tests.mq_client.queueing.test_answered_rows import answer
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from mq_client import Admin, BatchTooLarge, InvalidRequest, LeaseLost, Overloaded, Producer, Queue, SchemaMismatch
-from mq_client.peek import peek
+from mq_client.administration.peek import peek
 from mq_client.queueing import outputs as bounds
 from tests.cluster.harness import wait_until
 

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 
 from mq_client import Admin, InvalidRequest, Producer, Queue, Redriven, UnknownQueue, UnknownTopic
-from mq_client.peek import peek
+from mq_client.administration.peek import peek
 from mq_client.queueing import redriving
 from mq_protocol.arrow import RECORD_SCHEMA
-from mq_protocol.dead_letters import HEADERS
+from mq_protocol.queues.dead_letters import HEADERS
 from tests.cluster.harness import wait_until
 
 WAIT_MS = 30_000

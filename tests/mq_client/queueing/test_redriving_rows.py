@@ -13,7 +13,7 @@ import pytest
 from mq_client.errors import InvalidRequest, LeaseLost, OutcomeUnknown, Overloaded, UnknownTopic
 from mq_client.producing.batches import records_to_batch
 from mq_client.queueing.redriving import LATER_MS, Order, _Redrive
-from mq_protocol.dead_letters import HEADERS
+from mq_protocol.queues.dead_letters import HEADERS
 from tests.mq_client.cluster.scripted import Clock
 
 

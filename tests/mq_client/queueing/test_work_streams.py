@@ -12,8 +12,8 @@ from mq_client.cluster.client import NOBODY
 from mq_client.errors import TritonMQError, Unreachable
 from mq_client.queueing.work_streams import Told, WorkStreams
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
 from mq_protocol.limits import WORK_SESSIONS_AT_ONCE_MAX
+from mq_protocol.wire.envelope import Envelope
 
 LAST = None
 WAIT_S = 30.0

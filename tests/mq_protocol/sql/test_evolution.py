@@ -7,10 +7,10 @@ import pytest
 
 from mq_protocol.arrow import decode_batch, encode_batch, schema_nodes
 from mq_protocol.errors import CorruptBatch, InvalidRequest, SchemaMismatch
-from mq_protocol.ipc_message import node_count
 from mq_protocol.sql.ddl import parse_schema
 from mq_protocol.sql.evolution import check_extension, extended, versions
 from mq_protocol.sql.row_filter import parse_filter
+from mq_protocol.wire.ipc_message import node_count
 
 FIRST = parse_schema("n long NOT NULL, place struct<x: double, tags: array<string>>")
 ADDED = parse_schema("word string, pair struct<a: long, b: string>, many array<int>")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 NOT_TO_READ = (
-    "mq_client.admin",
+    "mq_client.administration.admin",
     "mq_client.consumer",
     "mq_client.producer",
     "mq_client.transactions",

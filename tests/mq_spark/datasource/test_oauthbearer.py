@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql.types import BinaryType, StructType
 
 from mq_client import AclRule, Admin, NotAuthenticated, Producer
-from mq_protocol.pem import CA_FILE
+from mq_protocol.access.pem import CA_FILE
 from mq_spark.datasource.readers import StreamReader
 from mq_spark.planning.options import parse_source
 from tests.issuer import AUDIENCE, Issuer

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pyspark import SparkFiles
 
+from mq_protocol.access.secrets import Secret
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.secrets import Secret
 from mq_spark.datasource.securing import on_this_machine, with_environment
 from mq_spark.planning.security_options import SecurityOptions
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from mq_protocol.access.secrets import Secret
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.secrets import Secret
 from mq_spark.planning.options import parse_sink, parse_source
 from mq_spark.planning.security_options import SecurityOptions, parse_security
 

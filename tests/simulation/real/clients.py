@@ -22,11 +22,11 @@ from mq_broker.rpc.wire.dialling import Dialling
 from mq_broker.rpc.wire.lines import Lines
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, schema_to_bytes
-from mq_protocol.call import Said
-from mq_protocol.connection import Connection
-from mq_protocol.envelope import split
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import NotYetWritten, OffsetOutOfRange, OutcomeUnknown, OutOfOrder, TritonMQError
+from mq_protocol.wire.call import Said
+from mq_protocol.wire.connection import Connection
+from mq_protocol.wire.envelope import split
+from mq_protocol.wire.error_messages import from_wire
 
 if TYPE_CHECKING:
     from tests.simulation.real.cluster import Cluster

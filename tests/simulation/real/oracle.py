@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from mq_broker.core.messages import Audit, DecisionCommitted, Effect, NodeState
 from mq_protocol.arrow import decode_batch
-from mq_protocol.dead_letters import DEAD_COLUMN
 from mq_protocol.errors import OffsetOutOfRange
-from mq_protocol.work_keys import is_of_queue
+from mq_protocol.queues.dead_letters import DEAD_COLUMN
+from mq_protocol.queues.work_keys import is_of_queue
 from tests.simulation.real.clients import values_in
 from tests.simulation.real.durable_truth import DurableTruth
 from tests.simulation.real.idling import IdleTruth

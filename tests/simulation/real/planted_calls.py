@@ -7,13 +7,13 @@ from tests.simulation.real.fault import Fault
 CALLS = (
     Fault(
         "a message is taken for whole before its last bytes",
-        "mq_protocol.framing:Receiver.next",
+        "mq_protocol.wire.framing:Receiver.next",
         "if end <= self._end:",
         "if end <= self._end + 20:",
     ),
     Fault(
         "a large message begins anew with each piece of it",
-        "mq_protocol.framing:Receiver.received",
+        "mq_protocol.wire.framing:Receiver.received",
         "self._large_end += count",
         "self._large_end = max(self._large_end, count)",
         ("narrow",),
@@ -28,7 +28,7 @@ CALLS = (
     ),
     Fault(
         "a client that has read what waited receives no more",
-        "mq_protocol.connection:Connection.read",
+        "mq_protocol.wire.connection:Connection.read",
         "if not self._unread:\n        self._take()",
         "pass",
         ("narrow", "groups"),

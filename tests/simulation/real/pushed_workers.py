@@ -11,9 +11,9 @@ import asyncio
 from mq_broker.core.work.steps import LeaseId
 from mq_broker.rpc.service import parse
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.connection import Connection
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import TritonMQError
+from mq_protocol.wire.connection import Connection
+from mq_protocol.wire.error_messages import from_wire
 from tests.simulation.real.queue_truth import FAILED, GROUP, RESUME_S
 from tests.simulation.real.workers import Item, Worker
 

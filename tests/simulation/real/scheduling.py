@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from mq_broker.core.entries import SCHEDULED, Carry, Publish
 from mq_broker.rpc.service import parse
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import TritonMQError
+from mq_protocol.wire.error_messages import from_wire
 from tests.simulation.real.clients import ANSWER_S, FINGERPRINT, LIVES_MS, Client, payload_of
 from tests.simulation.real.substitutes import EPOCH_S
 

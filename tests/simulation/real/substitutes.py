@@ -42,9 +42,11 @@ from mq_broker.storage.journal.background_syncs import BackgroundSyncs
 from mq_broker.storage.journal.recovery import LogDamaged
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol import connection, framing, limits, queue_settings
+from mq_protocol import limits
 from mq_protocol.addresses import is_loopback
 from mq_protocol.errors import StagedBatchMissing
+from mq_protocol.queues import settings as queue_settings
+from mq_protocol.wire import connection, framing
 from tests.often import look_every
 from tests.simulation.real.disk import StorageOs, StorageShutil, this_disk
 from tests.simulation.real.idling import WatchedIdle

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from mq_broker.rpc.calls import opening
-from mq_protocol.call import PREAMBLE, Kind, say
-from mq_protocol.connection import connect
 from mq_protocol.errors import Unreachable
+from mq_protocol.wire.call import PREAMBLE, Kind, say
+from mq_protocol.wire.connection import connect
 from tests.simulation.real.loop import Process, VirtualLoop
 from tests.simulation.real.wires import Network
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from mq_broker.rpc.service import parse
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.connection import Connection
-from mq_protocol.envelope import split
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import FencedRun, StagedBatchMissing, TritonMQError, Unreachable
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from mq_protocol.partitioner import coordinator_partition
+from mq_protocol.wire.connection import Connection
+from mq_protocol.wire.envelope import split
+from mq_protocol.wire.error_messages import from_wire
 from tests.simulation.real.clients import ANSWER_S, FINGERPRINT, Client, payload_of, values_in
 
 if TYPE_CHECKING:

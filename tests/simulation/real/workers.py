@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mq_broker.core.work.steps import LeaseId
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
-from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_lease
+from mq_protocol.queues.work_keys import WorkPlace, query_id_of, run_of_lease
 from tests.simulation.real.clients import Client
 from tests.simulation.real.lending_truth import BYTES_MAX, FILTERS, LENGTH_MAX
 from tests.simulation.real.queue_truth import (

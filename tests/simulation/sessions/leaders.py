@@ -27,7 +27,7 @@ from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import Begin
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.errors import NotLeader, OutcomeUnknown
-from mq_protocol.queue_settings import Order
+from mq_protocol.queues.settings import Order
 from tests.mq_broker.broker.queues.partitions import Led
 
 TOPIC: Final = "t"

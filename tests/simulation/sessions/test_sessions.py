@@ -16,7 +16,7 @@ from mq_client.queueing.holdings import Credit
 from mq_client.queueing.keeper import Keeper
 from mq_client.queueing.shares import Shares
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.queue_settings import Order
+from mq_protocol.queues.settings import Order
 from tests.simulation.sessions.world import Plan, Report, simulate
 
 CALM = replace(

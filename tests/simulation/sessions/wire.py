@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
 from mq_protocol.errors import Unreachable
+from mq_protocol.wire.envelope import Envelope
 
 NOTICED_S: Final = 1.0
 """So long at most it takes an end to notice that a stream broke."""

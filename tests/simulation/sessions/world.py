@@ -23,7 +23,7 @@ from mq_broker.broker.queues.policy.declared import Queue
 from mq_client.cluster import deadline
 from mq_client.queueing import work_streams
 from mq_client.queueing.holdings import Credit
-from mq_protocol.queue_settings import DeadLetter, Order, QueueSettings
+from mq_protocol.queues.settings import DeadLetter, Order, QueueSettings
 from tests.simulation.real.loop import VirtualLoop
 from tests.simulation.sessions.leaders import GROUP, Broker, Log, now_us
 from tests.simulation.sessions.member import Member

@@ -9,8 +9,8 @@ from mq_broker.measured import QUOTA_REFUSALS
 from mq_broker.rpc.callers import asker
 from mq_broker.security.names import ANONYMOUS
 from mq_broker.security.quotas import Quotas, exceeded
+from mq_protocol.access.quotas import Quota
 from mq_protocol.names import INTERNAL_PREFIX
-from mq_protocol.quotas import Quota
 
 
 def owner_of_new(name: str) -> str:

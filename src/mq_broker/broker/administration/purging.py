@@ -12,9 +12,9 @@ from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.runtime.streams import asked_of_each
 from mq_broker.core.entries import Trim
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import InvalidRequest, TritonMQError
 from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX
+from mq_protocol.wire.error_messages import to_wire
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from mq_broker.coordination.interface import NewTopic, TopicSpec
 from mq_broker.coordination.service import CoordinationService
 from mq_broker.rpc.calls import Calls
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import InvalidRequest, OutcomeUnknown, TopicExists, TritonMQError
 from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX
+from mq_protocol.wire.error_messages import to_wire
 
 log = logging.getLogger(__name__)
 

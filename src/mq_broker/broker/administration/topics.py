@@ -42,6 +42,7 @@ from mq_broker.rpc.calls import Calls
 from mq_broker.security.authority import NOBODY_ASKS
 from mq_broker.security.quotas import Quotas
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.rights import Kind, Operation
 from mq_protocol.arrow import RECORD_SCHEMA, schema_from_bytes, schema_to_bytes
 from mq_protocol.errors import (
     CoordinationUnavailable,
@@ -71,7 +72,6 @@ from mq_protocol.names import (
     did_you_mean,
     parse_settings,
 )
-from mq_protocol.rights import Kind, Operation
 from mq_protocol.sql.ddl import check_column_names, check_schema
 from mq_protocol.versions import Versions, check_overlap, ours
 

@@ -28,8 +28,6 @@ from mq_broker.rpc.pacing import room_to_send
 from mq_broker.rpc.service import Batches, Send
 from mq_broker.rpc.turns import Turns
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Buffer, Envelope
-from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import (
     CoordinationUnavailable,
     InvalidRequest,
@@ -41,6 +39,8 @@ from mq_protocol.errors import (
     TritonMQError,
 )
 from mq_protocol.limits import FETCH_CHUNK_BYTES, FILTERS_AT_ONCE_MAX, YIELD_EVERY
+from mq_protocol.wire.envelope import Buffer, Envelope
+from mq_protocol.wire.error_messages import to_wire
 
 T = TypeVar("T")
 

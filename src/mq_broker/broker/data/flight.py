@@ -27,7 +27,6 @@ from mq_broker.rpc.service import Batches, Send
 from mq_broker.security.client_port import ClientPort
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_nodes
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import (
     CoordinationUnavailable,
     InvalidRequest,
@@ -39,7 +38,10 @@ from mq_protocol.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from mq_protocol.flight import (
+from mq_protocol.limits import ANSWER_BYTES_MAX, FLIGHT_GATHER_BYTES
+from mq_protocol.names import did_you_mean, no_such_topic, quoted
+from mq_protocol.wire.envelope import Buffer
+from mq_protocol.wire.flight import (
     Wanted,
     data_message,
     endpoint,
@@ -48,9 +50,7 @@ from mq_protocol.flight import (
     schema_result,
     split_message,
 )
-from mq_protocol.ipc_message import codec_of, node_count, read_record_batch_message
-from mq_protocol.limits import ANSWER_BYTES_MAX, FLIGHT_GATHER_BYTES
-from mq_protocol.names import did_you_mean, no_such_topic, quoted
+from mq_protocol.wire.ipc_message import codec_of, node_count, read_record_batch_message
 
 GATHERED_DECODED_BYTES_MAX: Final = 16 << 20
 """Of small batches that are joined: they may be compressed."""

@@ -49,9 +49,8 @@ from mq_broker.rpc.callers import account, asker, caller
 from mq_broker.rpc.service import ProduceRequests, RefusedBatch, Send
 from mq_broker.rpc.turns import Spacing
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.quotas import Quota
 from mq_protocol.arrow import check_untrusted
-from mq_protocol.envelope import Envelope
-from mq_protocol.error_messages import code_of, to_wire
 from mq_protocol.errors import (
     BatchTooLarge,
     InternalError,
@@ -62,8 +61,9 @@ from mq_protocol.errors import (
 )
 from mq_protocol.limits import PRODUCE_IN_FLIGHT_BYTES_MAX, RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS, SCHEDULED_MAX
 from mq_protocol.names import INTERNAL_PREFIX, check_id
-from mq_protocol.quotas import Quota
-from mq_protocol.work_keys import is_of_queue, place_of
+from mq_protocol.queues.work_keys import is_of_queue, place_of
+from mq_protocol.wire.envelope import Envelope
+from mq_protocol.wire.error_messages import code_of, to_wire
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ import pyarrow as pa
 from mq_broker.core.messages import Published
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_nodes
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import InvalidRequest, SchemaMismatch
-from mq_protocol.ipc_message import codec_of, node_count
 from mq_protocol.limits import NAME_CHARACTERS_MAX
 from mq_protocol.names import did_you_mean, quoted
 from mq_protocol.sql.row_filter import parse_filter
+from mq_protocol.wire.envelope import Buffer
+from mq_protocol.wire.ipc_message import codec_of, node_count
 
 TURN_S: Final = 1.0
 TURN_DECODED_BYTES_MAX: Final = 256 << 20

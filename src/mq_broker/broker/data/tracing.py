@@ -7,8 +7,8 @@ from typing import Any, Final
 from mq_broker.core.messages import Decided, Done, RecordsThere, Refused, Result
 from mq_process.tracing import tracer
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import code_of
-from mq_protocol.traceparent import from_bytes
+from mq_protocol.wire.error_messages import code_of
+from mq_protocol.wire.traceparent import from_bytes
 
 _TOLD: Final = {pb.ALL: "committed", pb.LEADER: "written", pb.NONE: "proposed"}
 

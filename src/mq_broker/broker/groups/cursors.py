@@ -27,11 +27,11 @@ from mq_broker.core.messages import Refused, Result
 from mq_broker.rpc.callers import asker, own_member
 from mq_broker.security.authority import Asker
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import to_wire
+from mq_protocol.access.rights import Kind, Operation
 from mq_protocol.errors import GroupInUse, InvalidRequest, PermissionDenied, TritonMQError, UnknownGroup
 from mq_protocol.limits import ANSWER_BYTES_MAX, REQUEST_TIMEOUT_MS
 from mq_protocol.names import check_group_name, check_label, check_member_key, check_new_group_name, quoted
-from mq_protocol.rights import Kind, Operation
+from mq_protocol.wire.error_messages import to_wire
 
 log = logging.getLogger(__name__)
 

@@ -35,12 +35,12 @@ from mq_broker.rpc.turns import Turns
 from mq_broker.security.names import member_shown
 from mq_broker.storage.interface import NOTHING_UNSEALED, Unsealed
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Buffer, Envelope
-from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import InvalidRequest, OffsetOutOfRange, PermissionDenied, TritonMQError, UnknownTopic
 from mq_protocol.limits import FETCH_CHUNK_BYTES
 from mq_protocol.names import check_group_name, check_member_id, check_member_key, check_new_group_name
-from mq_protocol.queue_settings import MEMBER_PRIORITY_MAX
+from mq_protocol.queues.settings import MEMBER_PRIORITY_MAX
+from mq_protocol.wire.envelope import Buffer, Envelope
+from mq_protocol.wire.error_messages import to_wire
 
 log = logging.getLogger(__name__)
 

@@ -70,7 +70,6 @@ from mq_broker.measured import ALARMS, ISR_CHANGES, LEADERSHIPS, TOPIC_BYTES_IN,
 from mq_broker.storage.codec.frame import Place, encode
 from mq_broker.storage.interface import NOTHING_UNSEALED, Frame, Journal, Unsealed
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import (
     CoordinationUnavailable,
     IncompatibleVersion,
@@ -82,6 +81,7 @@ from mq_protocol.errors import (
 )
 from mq_protocol.limits import READ_BATCHES_MAX, SCHEDULED_MAX
 from mq_protocol.names import OnTotalLoss
+from mq_protocol.wire.envelope import Buffer
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 from mq_broker.broker.metrics.observation import Observation
 from mq_broker.security.authority import Asker
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.rights import Kind, Operation
 from mq_protocol.limits import ANSWER_BYTES_MAX
-from mq_protocol.rights import Kind, Operation
 
 ROWS_AT_ONCE: Final = 100
 """Rows that are told before others have their turn."""

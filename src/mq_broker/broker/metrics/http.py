@@ -30,8 +30,8 @@ from mq_broker.rpc.wire.accepting import Accepting, begin
 from mq_broker.rpc.wire.framed import Tls, peer_of, proved
 from mq_broker.security.names import ANONYMOUS
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.rights import CLUSTER_NAME, Kind, Operation
 from mq_protocol.errors import NotAuthenticated, PermissionDenied, TritonMQError, Unreachable
-from mq_protocol.rights import CLUSTER_NAME, Kind, Operation
 
 log = logging.getLogger(__name__)
 

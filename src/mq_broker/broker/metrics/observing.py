@@ -25,10 +25,10 @@ from mq_broker.broker.metrics.observation import Observation, QueueRow
 from mq_broker.broker.metrics.queue_rows import LimitOf, walk_queues
 from mq_broker.rpc.callers import asker
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.rights import CLUSTER_NAME, Kind, Operation
 from mq_protocol.errors import InvalidRequest, Overloaded
 from mq_protocol.names import check_topic_name
 from mq_protocol.observed import add_group, add_topic
-from mq_protocol.rights import CLUSTER_NAME, Kind, Operation
 from mq_protocol.versions import ours
 
 log = logging.getLogger(__name__)

@@ -26,9 +26,9 @@ from mq_broker.rpc.pacing import room_to_send
 from mq_broker.rpc.service import RefusedBatch, Send
 from mq_broker.rpc.turns import Turns
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Kind, Said
-from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import InvalidRequest, OffsetOutOfRange, Overloaded, TritonMQError
+from mq_protocol.wire.call import Kind, Said
+from mq_protocol.wire.error_messages import to_wire
 
 CREDIT_BYTES_MAX: Final = 1 << 40
 TAILS_MAX: Final = 10_000

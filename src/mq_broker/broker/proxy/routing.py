@@ -31,11 +31,11 @@ from mq_broker.rpc.call import Call
 from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import RefusedBatch, Send
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Said
+from mq_protocol.access.rights import RIGHTS, Kind, Operation
 from mq_protocol.errors import CoordinationUnavailable, NotLeader, Unreachable
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.methods import Method
-from mq_protocol.rights import RIGHTS, Kind, Operation
+from mq_protocol.wire.call import Said
 
 ANY: Final = -1
 """As a broker that is meant: the client has named none, or this process."""

@@ -20,10 +20,10 @@ from mq_broker.broker.proxy.holding import Turn
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.rpc.callers import caller
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Kind, Said, parsed
-from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import InternalError, TritonMQError, Unreachable
 from mq_protocol.methods import BROKER
+from mq_protocol.wire.call import Kind, Said, parsed
+from mq_protocol.wire.error_messages import to_wire
 
 log = logging.getLogger(__name__)
 

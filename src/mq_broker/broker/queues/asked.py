@@ -20,10 +20,10 @@ from mq_broker.core.work.steps import ERROR_BYTES_MAX, LeaseId
 from mq_broker.rpc.callers import asker
 from mq_broker.security.names import is_anothers
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.rights import Kind, Operation
 from mq_protocol.errors import InvalidRequest, NotLeader, UnknownTopic, shortened
 from mq_protocol.names import check_member_id
-from mq_protocol.queue_settings import LEASE_MS_CEILING, LEASE_MS_FLOOR, MEMBER_PRIORITY_MAX
-from mq_protocol.rights import Kind, Operation
+from mq_protocol.queues.settings import LEASE_MS_CEILING, LEASE_MS_FLOOR, MEMBER_PRIORITY_MAX
 
 DELAY_MS_MAX: Final = 365 * 86_400_000
 

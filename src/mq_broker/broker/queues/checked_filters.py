@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.queue_columns import bound_filter
+from mq_protocol.queues.columns import bound_filter
 
 KNOWN_MAX: Final = 256
 

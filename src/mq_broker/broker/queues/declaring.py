@@ -16,13 +16,13 @@ from mq_broker.broker.transactions.owners import name_of
 from mq_broker.coordination.interface import QueueSpec, TopicSpec
 from mq_broker.rpc.callers import asker
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.rights import Kind, Operation
 from mq_protocol.arrow import schema_from_bytes
 from mq_protocol.errors import InvalidRequest, InvalidSetting, TooManyGroups, UnknownTopic
 from mq_protocol.limits import ANSWER_BYTES_MAX, OFFSET_MAX, QUEUE_GROUPS_PER_PARTITION_MAX
 from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name, quoted
-from mq_protocol.queue_columns import bound_filter, check_order
-from mq_protocol.queue_settings import QUEUE_SETTINGS, DeadLetter, parse_queue_settings, usual_dead_letter
-from mq_protocol.rights import Kind, Operation
+from mq_protocol.queues.columns import bound_filter, check_order
+from mq_protocol.queues.settings import QUEUE_SETTINGS, DeadLetter, parse_queue_settings, usual_dead_letter
 
 log = logging.getLogger(__name__)
 

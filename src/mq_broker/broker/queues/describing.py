@@ -23,9 +23,9 @@ from mq_broker.core.work.state import NO_MARK, Mark, WorkState
 from mq_broker.core.work.steps import LeaseId
 from mq_broker.security.names import member_shown
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, RequestTooLarge, TritonMQError, WrongGroupKind
 from mq_protocol.limits import ANSWER_BYTES_MAX
+from mq_protocol.wire.error_messages import to_wire
 
 MEMBERS_TOLD_MAX: Final = 100
 RUNS_TOLD_MAX: Final = 1_000

@@ -19,9 +19,9 @@ from mq_broker.core.messages import Published
 from mq_broker.core.work.ranges import Range, joined
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_nodes
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import CorruptBatch, TritonMQError
-from mq_protocol.ipc_message import node_count
+from mq_protocol.wire.envelope import Buffer
+from mq_protocol.wire.ipc_message import node_count
 
 ROWS_BYTES_MAX: Final = 1 << 20
 """Of rows in one answer, and of what is decoded for it."""

@@ -34,11 +34,11 @@ from mq_broker.rpc.callers import caller
 from mq_broker.rpc.pacing import room_to_lend
 from mq_broker.rpc.service import Send
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Buffer, Envelope
-from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import InvalidRequest, Overloaded, TritonMQError
 from mq_protocol.limits import FETCH_CHUNK_BYTES, WORK_SESSIONS_MAX, WORK_SESSIONS_PER_BROKER_MAX
 from mq_protocol.names import check_member_key
+from mq_protocol.wire.envelope import Buffer, Envelope
+from mq_protocol.wire.error_messages import to_wire
 
 UNTOLD_MAX: Final = 20_000
 """Ranges of answers and leases that wait to be told to a stream that does not read. What it asks past that waits in

@@ -15,7 +15,7 @@ from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.core.work.state import WorkState
 from mq_broker.measured import ALARMS
-from mq_protocol.queue_settings import Order
+from mq_protocol.queues.settings import Order
 
 log = logging.getLogger(__name__)
 

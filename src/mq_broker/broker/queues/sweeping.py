@@ -16,9 +16,9 @@ from mq_broker.core.work.ranges import joined
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Drop, Reason, Reset, Step
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import NotLeader, OutcomeUnknown, TritonMQError
 from mq_protocol.names import quoted
+from mq_protocol.wire.error_messages import to_wire
 
 log = logging.getLogger(__name__)
 

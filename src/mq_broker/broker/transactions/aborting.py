@@ -28,11 +28,11 @@ from mq_broker.core.entries import SCHEDULED, Abort, Decide, Fence, TransactionK
 from mq_broker.core.machine.state import StagedBatch, TransactionState
 from mq_broker.rpc.callers import asker
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.rights import Kind, Operation
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import LISTED_TRANSACTIONS_MAX
 from mq_protocol.manifest import StagedPart
 from mq_protocol.manifest_lines import line_from_wire, line_to_wire
-from mq_protocol.rights import Kind, Operation
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.measured import QUOTA_REFUSALS
 from mq_broker.security.authority import Asker
 from mq_broker.security.quotas import exceeded
-from mq_protocol.quotas import Quota
+from mq_protocol.access.quotas import Quota
 
 AGAIN_S: Final = 1.0
 OLD_S: Final = 60.0

@@ -44,6 +44,8 @@ from mq_broker.measured import SINK_DECISIONS
 from mq_broker.rpc.callers import asker
 from mq_broker.rpc.calls import Calls
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.quotas import Quota
+from mq_protocol.access.rights import Kind, Operation
 from mq_protocol.errors import (
     CoordinationUnavailable,
     InvalidRequest,
@@ -61,9 +63,7 @@ from mq_protocol.manifest import StagedPart, by_partition
 from mq_protocol.manifest_lines import line_from_wire
 from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC, quoted
 from mq_protocol.partitioner import coordinator_partition
-from mq_protocol.quotas import Quota
-from mq_protocol.rights import Kind, Operation
-from mq_protocol.work_keys import is_of_queue
+from mq_protocol.queues.work_keys import is_of_queue
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from mq_broker.core.messages import Done
 from mq_broker.rpc.callers import asker
 from mq_broker.security.names import ANONYMOUS, Principal
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.rights import Kind, Operation
 from mq_protocol.errors import InvalidRequest, UnknownTransaction
 from mq_protocol.names import quoted
-from mq_protocol.rights import Kind, Operation
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.measured import QUOTA_REFUSALS
 from mq_broker.security.authority import Asker
 from mq_broker.security.quotas import exceeded
+from mq_protocol.access.quotas import Quota
 from mq_protocol.errors import QuotaExceeded
-from mq_protocol.quotas import Quota
 
 AGAIN_S: Final = 1.0
 OLD_S: Final = 60.0

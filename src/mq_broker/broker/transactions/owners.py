@@ -15,8 +15,8 @@ from mq_broker.core.machine.admission import not_owner
 from mq_broker.core.machine.state import TransactionState
 from mq_broker.security.authority import Asker
 from mq_broker.security.names import ANONYMOUS
-from mq_protocol.rights import Kind, Operation
-from mq_protocol.work_keys import is_of_queue
+from mq_protocol.access.rights import Kind, Operation
+from mq_protocol.queues.work_keys import is_of_queue
 
 
 def owner_of(asker: Asker, key: TransactionKey) -> str:

@@ -14,7 +14,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.limits import MANIFEST_BYTES_MAX, MICRO_BATCH_ID_MAX
 from mq_protocol.names import INTERNAL_PREFIX, check_id
-from mq_protocol.work_keys import attempt_of, is_of_queue
+from mq_protocol.queues.work_keys import attempt_of, is_of_queue
 
 _UUID_BYTES: Final = 16
 _LISTED_DIGITS: Final = 16

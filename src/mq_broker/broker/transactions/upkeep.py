@@ -19,7 +19,7 @@ from mq_broker.broker.transactions.aborting import pins
 from mq_broker.broker.transactions.requests import listed_name
 from mq_broker.core.entries import Forget, TransactionKey
 from mq_protocol.errors import TritonMQError
-from mq_protocol.work_keys import place_of
+from mq_protocol.queues.work_keys import place_of
 
 log = logging.getLogger(__name__)
 

@@ -63,7 +63,7 @@ from mq_protocol.errors import (
     UnknownTransaction,
 )
 from mq_protocol.limits import GROUPS_PER_PARTITION_MAX, QUEUE_GROUPS_PER_PARTITION_MAX
-from mq_protocol.work_keys import WORK_PREFIX, is_of_queue
+from mq_protocol.queues.work_keys import WORK_PREFIX, is_of_queue
 
 TRANSACTION_KEYS_MAX = 20_000
 """Keys that one partition of the coordinators' topic keeps: some 10 MB of names, and what eight partitions forget in an

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from mq_broker.security.names import Principal, of_certificate
+from mq_protocol.access.pem import Pem, Shown, context, examine, files_of_broker, open_to_others, read
 from mq_protocol.errors import InvalidSetting, NotAuthenticated
-from mq_protocol.pem import Pem, Shown, context, examine, files_of_broker, open_to_others, read
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from mq_broker.rpc.wire.certificates import Certificates
-from mq_protocol.connection import Connection, connect
+from mq_protocol.wire.connection import Connection, connect
 
 Way: TypeAlias = int
 """0 is plain text; else the generation of the certificate. A connection is of use as long as this stays."""

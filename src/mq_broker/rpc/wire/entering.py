@@ -28,10 +28,10 @@ from mq_broker.security.failures import Failures, host_of
 from mq_broker.security.names import ANONYMOUS, Principal, check_tls, of_auth_context
 from mq_broker.security.verified import Verified
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import code_of
+from mq_protocol.access.secrets import is_token
 from mq_protocol.errors import InvalidRequest, NotAuthenticated, PeerRefused, TritonMQError, Unreachable
 from mq_protocol.methods import BROKER
-from mq_protocol.secrets import is_token
+from mq_protocol.wire.error_messages import code_of
 
 log = logging.getLogger(__name__)
 

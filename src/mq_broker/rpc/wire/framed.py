@@ -1,8 +1,8 @@
 """Links on TCP, or on TLS above it: one connection to another broker, dialled or accepted.
 
-What is on the wire is in mq_protocol/framing.py. What is received is heard within the callback that received it, so
-nothing is queued, and a broker that is busy is not sent to: what it has not read stays in TCP. What is sent waits in
-the connection up to `WRITE_BUFFER_BYTES`, then in the bounded buffer of the peer (outgoing.py).
+What is on the wire is in mq_protocol/wire/framing.py. What is received is heard within the callback that received it,
+so nothing is queued, and a broker that is busy is not sent to: what it has not read stays in TCP. What is sent waits
+in the connection up to `WRITE_BUFFER_BYTES`, then in the bounded buffer of the peer (outgoing.py).
 
 A connection whose far machine is gone ends when what was sent is not acknowledged for `SILENCE_MS`; one whose far
 process has stopped, by its beats (broker/host/contacts.py).
@@ -21,9 +21,8 @@ from google.protobuf.message import DecodeError
 
 from mq_broker.security.names import ANONYMOUS, Principal, of_certificate
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.pem import names_in
 from mq_protocol.addresses import parse_address
-from mq_protocol.envelope import Buffer, Envelope
-from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import (
     IncompatibleVersion,
     InvalidRequest,
@@ -34,9 +33,10 @@ from mq_protocol.errors import (
     Unreachable,
     shortened,
 )
-from mq_protocol.framing import Receiver, encode, preamble
 from mq_protocol.limits import HANDSHAKE_TIMEOUT_MS, LINK_HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
-from mq_protocol.pem import names_in
+from mq_protocol.wire.envelope import Buffer, Envelope
+from mq_protocol.wire.error_messages import to_wire
+from mq_protocol.wire.framing import Receiver, encode, preamble
 
 log = logging.getLogger(__name__)
 

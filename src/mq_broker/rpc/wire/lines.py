@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from mq_broker.rpc.wire.dialling import Dialling, Way
-from mq_protocol.connection import Connection
+from mq_protocol.wire.connection import Connection
 
 UNUSED_S: Final = 30.0
 """Brokers close a connection after twice that without a call (`IDLE_MS`)."""

@@ -24,10 +24,10 @@ from mq_broker.rpc.wire.framed import FramedWire, LinkMessage, Tls, connect
 from mq_broker.rpc.wire.outgoing import FIXED_BYTES, Outgoing, Peer, told_bytes
 from mq_broker.rpc.wire.outgoing import PeerAddress as PeerAddress
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Buffer, Envelope, split
 from mq_protocol.errors import IncompatibleVersion, PeerRefused, TritonMQError
 from mq_protocol.limits import CONNECT_TIMEOUT_MS
 from mq_protocol.versions import Versions, check_overlap
+from mq_protocol.wire.envelope import Buffer, Envelope, split
 
 log = logging.getLogger(__name__)
 

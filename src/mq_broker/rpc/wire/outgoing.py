@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from mq_broker.measured import LINK_BYTES, LINK_DROPPED
 from mq_broker.rpc.wire.framed import FramedWire
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Buffer, Envelope
 from mq_protocol.limits import LINK_BUFFER_BYTES_MAX, LINK_MESSAGE_BYTES, SNAPSHOT_PART_BYTES
+from mq_protocol.wire.envelope import Buffer, Envelope
 
 log = logging.getLogger(__name__)
 

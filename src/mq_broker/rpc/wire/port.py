@@ -1,6 +1,6 @@
 """A broker's port: clients, other brokers' links and their calls, on TCP or on TLS above it.
 
-Who speaks what is known by the first bytes (mq_protocol/framing.py): a link (links.py), or calls (streams.py). Who
+Who speaks what is known by the first bytes (mq_protocol/wire/framing.py): a link (links.py), or calls (streams.py). Who
 speaks is known once a certificate, a token or the brokers' secret has proved it. Until then whoever connects is a
 stranger, of whom there are few, so that nobody keeps brokers or clients out.
 """
@@ -35,7 +35,6 @@ from mq_protocol.errors import (
     TritonMQError,
     Unreachable,
 )
-from mq_protocol.framing import LINK, PREAMBLE_BYTES
 from mq_protocol.limits import (
     CLIENT_MESSAGE_BYTES_MAX,
     CONNECTION_AGE_GRACE_MS,
@@ -45,6 +44,7 @@ from mq_protocol.limits import (
 from mq_protocol.methods import BROKER, PEER, Method
 from mq_protocol.methods import Kind as MethodKind
 from mq_protocol.versions import Versions, check_overlap, ours
+from mq_protocol.wire.framing import LINK, PREAMBLE_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,5 @@
 """A broker's calls: the port for clients, and the one for other brokers, on TCP or on TLS above it.
-mq_protocol/call.py has what is said.
+mq_protocol/wire/call.py has what is said.
 
 A connection carries one call at a time; its task is the connection's, and ends with it. What is received waits in TCP
 while nobody reads it: little more than one message is in memory. Of a call nothing is received before the gate has let
@@ -20,14 +20,14 @@ from mq_broker.rpc.pacing import Present
 from mq_broker.rpc.wire.arriving import WHOLE_S, Arriving, Memory
 from mq_broker.rpc.wire.framed import joined, peer_of, prepare, proved, say_last
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import OPEN_BYTES_MAX, PREAMBLE, CallMachine, Kind, Said, Side, parsed
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import InvalidRequest, TritonMQError, Unreachable
 from mq_protocol.limits import (
     HANDSHAKE_TIMEOUT_MS,
     PRODUCE_HEADER_BYTES_MAX,
 )
 from mq_protocol.methods import Method
+from mq_protocol.wire.call import OPEN_BYTES_MAX, PREAMBLE, CallMachine, Kind, Said, Side, parsed
+from mq_protocol.wire.envelope import Buffer
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from mq_broker.core.machine.state import Snapshot
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.codec.snapshot import checksum_of, decode_snapshot, encode_snapshot
 from mq_broker.storage.offset_index import FrozenIndex
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import CorruptBatch
+from mq_protocol.wire.envelope import Buffer
 
 FILE_NAME: Final = "checkpoint"
 VERSION: Final = 1

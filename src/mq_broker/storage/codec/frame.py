@@ -60,9 +60,9 @@ from mq_broker.core.entries import (
 from mq_broker.storage.codec.work import LaterWork, work_from_wire, work_to_wire
 from mq_broker.storage.interface import Frame
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import CorruptBatch
 from mq_protocol.manifest_lines import line_from_wire, line_to_wire
+from mq_protocol.wire.envelope import Buffer
 
 HEADER_BYTES: Final = 60
 FORMAT: Final = 1

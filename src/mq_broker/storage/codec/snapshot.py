@@ -34,9 +34,9 @@ from mq_broker.core.work.groups import FrozenGroups
 from mq_broker.storage.codec.frame import Place, attributes_from_wire, attributes_to_wire
 from mq_broker.storage.codec.work import LaterWork, groups_from_wire, groups_to_wire
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import CorruptBatch, StorageFailed
 from mq_protocol.manifest_lines import line_from_wire, line_to_wire
+from mq_protocol.wire.envelope import Buffer
 
 FILE_NAME: Final = "snapshot"
 

@@ -43,7 +43,7 @@ from mq_broker.storage.identity import LogIdentity
 from mq_broker.storage.interface import Frame
 from mq_broker.storage.reused_memory import SEALING_MEMORY
 from mq_broker.storage.sealed import BLOCK_BYTES, OVERHEAD_BYTES, DataKey
-from mq_protocol.envelope import Buffer
+from mq_protocol.wire.envelope import Buffer
 
 MARK_FILE_NAME: Final = "flushed"
 SEGMENT_SUFFIX: Final = ".log"

@@ -8,9 +8,9 @@ import pytest
 
 from mq_broker.broker.administration import purging
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, OffsetOutOfRange
 from mq_protocol.names import TRANSACTIONS_TOPIC
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.test_three_brokers import three

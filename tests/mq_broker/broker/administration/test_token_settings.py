@@ -15,7 +15,7 @@ from mq_broker.coordination.interface import SecurityDocuments
 from mq_broker.core.messages import CasOutcome
 from mq_broker.security.tokens import DOCUMENT, Tokens, load
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.secrets import digest_of, new_api_token
+from mq_protocol.access.secrets import digest_of, new_api_token
 
 
 class Played:

@@ -17,9 +17,9 @@ from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.messages import Published
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, NotYetWritten, OffsetOutOfRange, UnknownTopic
+from mq_protocol.wire.envelope import Envelope
+from mq_protocol.wire.error_messages import from_wire
 
 
 class Replica:

@@ -25,10 +25,10 @@ from mq_broker.core.entries import NO_UUID
 from mq_broker.core.messages import Done, RecordsThere, RecordThere, Room
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from mq_protocol.envelope import Envelope
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, SchemaMismatch
 from mq_protocol.limits import RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS
+from mq_protocol.wire.envelope import Envelope
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.cluster import DEADLINE_S, FINGERPRINT, SCHEMA, rows, standalone
 from tests.virtual.world import in_virtual_time

@@ -14,8 +14,8 @@ from mq_broker.core.messages import Published
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch
 from mq_protocol.errors import InvalidRequest, InvalidSetting, SchemaMismatch
-from mq_protocol.ipc_message import read_record_batch_message
 from mq_protocol.sql.ddl import parse_schema
+from mq_protocol.wire.ipc_message import read_record_batch_message
 
 SCHEMA = parse_schema("n long, text string, many array<int>")
 ROWS = pa.RecordBatch.from_pylist([{"n": n, "text": f"{n:0100}", "many": [n] * 5} for n in range(10)], schema=SCHEMA)

@@ -15,9 +15,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from mq_broker.broker.data import tracing
 from mq_broker.core.messages import Done, RecordsThere, RecordThere, Refused
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, QuotaExceeded
-from mq_protocol.traceparent import TraceParent
+from mq_protocol.wire.error_messages import from_wire
+from mq_protocol.wire.traceparent import TraceParent
 from tests.mq_broker.broker.cluster import DEADLINE_S
 from tests.mq_broker.broker.data.test_produce import UUID, World
 

@@ -13,8 +13,8 @@ import pytest
 from mq_broker.broker.groups import audiences as audiences_module
 from mq_broker.broker.groups.audiences import Audiences
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, TooManyMembers, WrongGroupKind
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, Subscription, standalone
 from tests.virtual.world import in_virtual_time

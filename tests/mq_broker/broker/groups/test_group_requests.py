@@ -12,8 +12,8 @@ from mq_broker.broker.groups.cursors import Groups
 from mq_broker.core.entries import DeleteGroup, MoveCursor
 from mq_broker.core.machine.state import Cursor
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import GroupInUse, InvalidRequest, NotEnoughReplicas, NotLeader, TritonMQError, UnknownPartition
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import real_time
 from tests.mq_broker.broker.groups.partitions import BEGUN, Led
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, MemberInUse
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Subscription, standalone, until
 from tests.mq_broker.broker.test_cursors import is_at, move

@@ -15,7 +15,6 @@ from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.machine.state import Cursor
 from mq_broker.core.messages import Published
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
     InvalidRequest,
     NotLeader,
@@ -26,6 +25,7 @@ from mq_protocol.errors import (
     UnknownTopic,
 )
 from mq_protocol.limits import FETCH_CHUNK_BYTES
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import real_time
 from tests.mq_broker.broker.groups.partitions import BEGUN, Led, rounds
 

@@ -10,8 +10,8 @@ import pytest
 from mq_broker.broker.groups import sharing
 from mq_broker.core.machine import admission
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, TooManyGroups, TooManyMembers
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 

@@ -20,7 +20,7 @@ from mq_broker.core.messages import Published
 from mq_broker.storage.interface import Journal
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
+from mq_protocol.wire.envelope import Envelope
 from tests.coroutines import real_time
 from tests.mq_broker.storage.bed import Bed, eventually, frame_of, joined
 from tests.mq_broker.storage.journal.test_unsealing import ALL, SIZE, HeldFiles, large, sealed

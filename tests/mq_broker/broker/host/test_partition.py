@@ -15,10 +15,10 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.core.machine.window import WindowBounds
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from mq_protocol.envelope import decode
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import OffsetOutOfRange, UnknownTopic
 from mq_protocol.limits import READ_BATCHES_MAX
+from mq_protocol.wire.envelope import decode
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import real_time
 from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, numbers_in, rows, standalone
 from tests.virtual.world import in_virtual_time

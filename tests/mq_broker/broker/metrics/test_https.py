@@ -15,8 +15,8 @@ from mq_broker.security.names import Principal
 from mq_client import AclRule, Admin
 from mq_dev.certificates import ADMIN, broker_directory, client_file
 from mq_dev.embedded_zookeeper import free_port
-from mq_protocol.pem import CA_FILE
-from mq_protocol.rights import CLUSTER_NAME, Kind, Operation
+from mq_protocol.access.pem import CA_FILE
+from mq_protocol.access.rights import CLUSTER_NAME, Kind, Operation
 from tests.coroutines import real_time
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker
 from tests.securing import HOST, Certs

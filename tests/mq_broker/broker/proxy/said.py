@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.message import Message
 
-from mq_protocol.call import Kind, Said
+from mq_protocol.wire.call import Kind, Said
 
 
 def said(message: Message, payload: bytes = b"") -> Said:

@@ -17,9 +17,9 @@ from mq_broker.broker.runtime.streams import side_by_side
 from mq_broker.rpc import callers
 from mq_broker.security.names import Principal
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Said
-from mq_protocol.error_messages import from_wire, to_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, OffsetOutOfRange, TritonMQError, Unreachable
+from mq_protocol.wire.call import Said
+from mq_protocol.wire.error_messages import from_wire, to_wire
 from tests.coroutines import real_time
 from tests.mq_broker.broker.proxy.said import said
 

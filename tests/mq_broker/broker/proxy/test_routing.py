@@ -18,9 +18,9 @@ from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_broker.rpc.service import RefusedBatch
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import Said
 from mq_protocol.errors import CoordinationUnavailable, NotLeader, TritonMQError, UnknownTopic, Unreachable
 from mq_protocol.methods import BROKER
+from mq_protocol.wire.call import Said
 from tests.coroutines import real_time
 from tests.mq_broker.broker.proxy.said import said
 

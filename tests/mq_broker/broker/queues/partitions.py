@@ -27,7 +27,7 @@ from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Begin, LeaseId, Step
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.errors import NotLeader, TritonMQError
-from mq_protocol.queue_settings import QueueSettings
+from mq_protocol.queues.settings import QueueSettings
 
 EPOCH = 3
 BYTES_PER_RECORD = 10

@@ -10,9 +10,9 @@ from typing import Any
 
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch
-from mq_protocol.envelope import decode
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import TritonMQError
+from mq_protocol.wire.envelope import decode
+from mq_protocol.wire.error_messages import from_wire
 from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, Broker
 
 KEY = b"k" * 16

@@ -12,7 +12,6 @@ from mq_broker.broker.queues import declaring
 from mq_broker.broker.queues.declaring import with_queue, with_queue_settings, without_queue
 from mq_broker.coordination.interface import QueueSpec, TopicSpec
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
     InvalidRequest,
     InvalidSetting,
@@ -22,6 +21,7 @@ from mq_protocol.errors import (
     UnknownTopic,
     WrongGroupKind,
 )
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 

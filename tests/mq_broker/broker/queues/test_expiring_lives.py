@@ -14,7 +14,7 @@ from mq_broker.core.work.settling import Failed, Rejected, Release
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Drop, Lease, Reason
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.queue_settings import Order
+from mq_protocol.queues.settings import Order
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds
 

@@ -17,7 +17,7 @@ from mq_broker.core.work.state import WorkState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.queue_columns import keys_of
+from mq_protocol.queues.columns import keys_of
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, queue, ranges

@@ -11,7 +11,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.queues.asked import DELAY_MS_MAX, NAMED_MAX
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, NotLeader, UnknownTopic
-from mq_protocol.queue_settings import LEASE_MS_CEILING, LEASE_MS_FLOOR, MEMBER_PRIORITY_MAX
+from mq_protocol.queues.settings import LEASE_MS_CEILING, LEASE_MS_FLOOR, MEMBER_PRIORITY_MAX
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.members import Member, partition_of, queue, ranges
 

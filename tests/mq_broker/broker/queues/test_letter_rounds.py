@@ -19,7 +19,6 @@ from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.core.work.steps import LeaseId, OutputLine, Park, Reason, Send, Step
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, decode_batch, encode_batch, schema_fingerprint
-from mq_protocol.dead_letters import HEADERS
 from mq_protocol.errors import (
     NotLeader,
     OffsetOutOfRange,
@@ -27,9 +26,10 @@ from mq_protocol.errors import (
     TritonMQError,
     UnknownTopic,
 )
-from mq_protocol.ipc_message import read_record_batch_message
-from mq_protocol.queue_settings import QueueSettings
-from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_epoch
+from mq_protocol.queues.dead_letters import HEADERS
+from mq_protocol.queues.settings import QueueSettings
+from mq_protocol.queues.work_keys import WorkPlace, query_id_of, run_of_epoch
+from mq_protocol.wire.ipc_message import read_record_batch_message
 from tests.coroutines import real_time
 
 SOURCE, TARGET = "0" * 32, "1" * 32

@@ -18,7 +18,7 @@ from mq_broker.broker.queues.policy.ordering import STAYS_MS
 from mq_broker.core.work.settling import Ack, Failed, Outcome, Rejected, Release
 from mq_broker.core.work.state import NO_MARK
 from mq_broker.core.work.steps import Accept, Drop, LeaseId, Reason, Reset
-from mq_protocol.queue_settings import DeadLetter, Order
+from mq_protocol.queues.settings import DeadLetter, Order
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import Group, rounds
 

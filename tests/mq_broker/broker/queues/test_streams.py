@@ -18,9 +18,9 @@ from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.memory import COPIES_SENT, Held
 from mq_broker.core.work.steps import Begin
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
 from mq_protocol.errors import StorageFailed
-from mq_protocol.queue_settings import QueueSettings
+from mq_protocol.queues.settings import QueueSettings
+from mq_protocol.wire.envelope import Envelope
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import Led, rounds
 

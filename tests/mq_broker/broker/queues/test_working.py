@@ -16,7 +16,7 @@ from mq_broker.broker.queues.working import Working
 from mq_broker.core.work.settling import Ack, Answer, Release, Settle
 from mq_broker.core.work.steps import Begin, Lease, OutputLine, Reason, Send
 from mq_protocol.errors import DiskFull, NotLeader, OutcomeUnknown, Overloaded
-from mq_protocol.queue_settings import QueueSettings
+from mq_protocol.queues.settings import QueueSettings
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import Led, rounds
 

@@ -14,9 +14,9 @@ from mq_broker.broker.runtime import memory
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from mq_protocol.envelope import decode
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import CLIENT_MESSAGE_BYTES_MAX, FETCH_CHUNK_BYTES, MEMORY_HIGH_FLOOR, MESSAGE_BYTES_MAX
+from mq_protocol.wire.envelope import decode
 from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.cluster import (
     DEADLINE_S,

@@ -11,7 +11,7 @@ from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import AreStaged, Done, Propose, Refused
 from mq_protocol.errors import InvalidRequest, StagedBatchMissing
-from mq_protocol.work_keys import WorkPlace, query_id_of
+from mq_protocol.queues.work_keys import WorkPlace, query_id_of
 
 KEY = TransactionKey(query_id_of(WorkPlace("0" * 32, 3, "g")), "out")
 UUIDS = tuple(bytes([n]) * 16 for n in range(1, 4))

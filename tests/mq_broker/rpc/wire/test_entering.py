@@ -26,7 +26,7 @@ from mq_broker.security.failures import DELAY_S, FAILURES
 from mq_broker.security.names import Principal
 from mq_broker.security.verified import Verified
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import PREAMBLE
+from mq_protocol.access.pem import context, read
 from mq_protocol.errors import (
     InvalidRequest,
     NotAuthenticated,
@@ -36,7 +36,7 @@ from mq_protocol.errors import (
     Unreachable,
 )
 from mq_protocol.methods import BROKER
-from mq_protocol.pem import context, read
+from mq_protocol.wire.call import PREAMBLE
 from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.rpc.streaming import Served, ask, asking, connected, server_tls
 from tests.securing import HOST, Certs

@@ -18,12 +18,12 @@ from mq_broker.rpc.wire.accepting import bind
 from mq_broker.rpc.wire.certificates import Certificates
 from mq_broker.rpc.wire.framed import connect
 from mq_broker.rpc.wire.outgoing import PeerAddress
-from mq_protocol import framing
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.addresses import origin
-from mq_protocol.envelope import Envelope
 from mq_protocol.errors import PeerRefused, TritonMQError, Unreachable
 from mq_protocol.limits import MESSAGE_BYTES_MAX
+from mq_protocol.wire import framing
+from mq_protocol.wire.envelope import Envelope
 from tests.coroutines import real_time
 from tests.mq_broker.rpc.linked import DEADLINE_S, SECRET, Node, Spoken, door, nodes, until
 from tests.mq_broker.rpc.wire.test_links import life

@@ -12,8 +12,8 @@ from mq_broker.rpc.wire import lines
 from mq_broker.rpc.wire.dialling import Dialling
 from mq_broker.rpc.wire.lines import Lines
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.connection import Connection, connect
 from mq_protocol.errors import InvalidRequest, Unreachable
+from mq_protocol.wire.connection import Connection, connect
 from tests.coroutines import real_time
 from tests.mq_broker.rpc.streaming import DEADLINE_S, Served, until
 

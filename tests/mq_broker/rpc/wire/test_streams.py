@@ -15,9 +15,8 @@ import psutil
 import pytest
 
 from mq_broker.rpc.wire import framed, port, streams
-from mq_protocol import call, framing, limits
+from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.call import PREAMBLE, Kind, error_of, parsed, say
 from mq_protocol.errors import (
     IncompatibleVersion,
     InternalError,
@@ -27,8 +26,10 @@ from mq_protocol.errors import (
     TritonMQError,
     Unreachable,
 )
-from mq_protocol.framing import STREAM
 from mq_protocol.methods import BROKER
+from mq_protocol.wire import call, framing
+from mq_protocol.wire.call import PREAMBLE, Kind, error_of, parsed, say
+from mq_protocol.wire.framing import STREAM
 from tests.coroutines import real_time
 from tests.mq_broker.rpc.streaming import (
     DEADLINE_S,

@@ -12,7 +12,7 @@ import mq_broker.storage.journal.writer as writer_module
 from mq_broker.storage.interface import Journal
 from mq_broker.storage.journal.journal import DiskJournal
 from mq_broker.storage.journal.segments import Outcome
-from mq_protocol.envelope import Buffer
+from mq_protocol.wire.envelope import Buffer
 from tests.cluster.harness import wait_until
 from tests.coroutines import real_time
 from tests.mq_broker.storage.bed import Bed, Heard, eventually, frames_of, joined

@@ -22,8 +22,8 @@ from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.opening import rewrapping
 from mq_broker.storage.opening.rewrapping import rewrap, sealed_files, settle, uses
 from mq_broker.storage.sealed import SLOT_BYTES, KeyAbsent
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import StorageFailed
+from mq_protocol.wire.envelope import Buffer
 from tests.mq_broker.storage.bed import PLACE, Bed, Keys, Killed, MortalFiles, frames_of
 
 FORMER, NEWER = "default-1", "default-2"

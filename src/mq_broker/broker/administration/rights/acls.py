@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from mq_broker.broker.administration.rights.rule_documents import Edit, edited, load
 from mq_broker.broker.runtime.periodic import Periodic
 from mq_broker.coordination.editing import Changes, Document, edit_documents
 from mq_broker.coordination.interface import ACL_DOCUMENTS, SecurityDocuments
@@ -23,15 +24,14 @@ from mq_broker.security.names import Principal, kind_of_kept
 from mq_broker.security.revoked import DOCUMENT as REVOKED
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.revoked import load as load_revoked
-from mq_broker.security.rule_documents import Edit, edited, load
 from mq_broker.security.rules import EVERYBODY, Effect, Rule, RuleBook, check_new
 from mq_broker.security.tokens import DOCUMENT as TOKENS
 from mq_broker.security.tokens import Tokens
 from mq_broker.security.tokens import load as load_tokens
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.access.rights import Kind, Operation, check_pair, parse_kind, parse_operation
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest
 from mq_protocol.limits import ANSWER_BYTES_MAX
-from mq_protocol.rights import Kind, Operation, check_pair, parse_kind, parse_operation
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from mq_broker.core.work.steps import (
     step_bytes,
 )
 from mq_protocol.errors import TritonMQError
-from mq_protocol.queue_settings import DeadLetter, QueueSettings
+from mq_protocol.queues.settings import DeadLetter, QueueSettings
 
 ROOM_FOR_LEASE: Final = 4 * RANGES_PER_LEASE_MAX
 """Ranges, more than one lease has: with fewer left nobody is lent anything more by the entry."""

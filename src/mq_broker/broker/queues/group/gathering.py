@@ -36,7 +36,7 @@ from mq_broker.core.work.settling import Answer, Setting, Settle, gather
 from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.core.work.steps import Reason, Send, Step, why_not_one_entry
 from mq_protocol.errors import InvalidRequest, Overloaded, TritonMQError, UnknownQueue
-from mq_protocol.queue_settings import DeadLetter
+from mq_protocol.queues.settings import DeadLetter
 
 SCANNED_AT_ONCE: Final = 2_000
 """Runs of a state that a new leader looks through in one turn."""

@@ -11,7 +11,7 @@ from mq_broker.core.work.ranges import Ranges
 from mq_broker.core.work.settling import Answer, SendDead, Settle
 from mq_broker.core.work.steps import LeaseId, Step
 from mq_protocol.errors import TritonMQError
-from mq_protocol.queue_settings import Order
+from mq_protocol.queues.settings import Order
 
 
 @dataclass(frozen=True, slots=True)

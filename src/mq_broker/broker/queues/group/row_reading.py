@@ -26,13 +26,13 @@ from mq_broker.broker.queues.policy.sieve import Wanting
 from mq_broker.broker.runtime.places import Places
 from mq_broker.core.work.ranges import Range
 from mq_protocol.arrow import decode_batch, schema_nodes
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import CoordinationUnavailable, CorruptBatch, OffsetOutOfRange, TritonMQError
-from mq_protocol.ipc_message import node_count
 from mq_protocol.names import quoted
-from mq_protocol.queue_columns import bound_filter, column_of, kept, keys_of
-from mq_protocol.queue_settings import Order, QueueSettings
+from mq_protocol.queues.columns import bound_filter, column_of, kept, keys_of
+from mq_protocol.queues.settings import Order, QueueSettings
 from mq_protocol.sql.row_filter import RowFilter
+from mq_protocol.wire.envelope import Buffer
+from mq_protocol.wire.ipc_message import node_count
 
 log = logging.getLogger(__name__)
 

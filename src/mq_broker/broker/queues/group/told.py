@@ -12,8 +12,8 @@ from mq_broker.core.work.settling import Answer
 from mq_broker.core.work.state import NO_MARK
 from mq_broker.core.work.steps import LeaseId
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import to_wire
-from mq_protocol.queue_settings import Order
+from mq_protocol.queues.settings import Order
+from mq_protocol.wire.error_messages import to_wire
 
 _ORDERS: Final = {Order.NONE: pb.ORDER_NONE, Order.KEY: pb.ORDER_KEY, Order.ALL: pb.ORDER_ALL}
 

@@ -36,9 +36,9 @@ from mq_protocol.errors import (
     TritonMQError,
     UnknownTopic,
 )
-from mq_protocol.ipc_message import read_record_batch_message
 from mq_protocol.names import INTERNAL_PREFIX, quoted
-from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_epoch
+from mq_protocol.queues.work_keys import WorkPlace, query_id_of, run_of_epoch
+from mq_protocol.wire.ipc_message import read_record_batch_message
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from mq_broker.core.work.steps import LeaseId
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, NotLeader, TritonMQError
 from mq_protocol.names import check_group_name, check_topic_name
-from mq_protocol.work_keys import LeaseRun, attempt_of, is_of_queue, place_of
+from mq_protocol.queues.work_keys import LeaseRun, attempt_of, is_of_queue, place_of
 
 log = logging.getLogger(__name__)
 

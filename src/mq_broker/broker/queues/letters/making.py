@@ -1,7 +1,7 @@
 """Dead letters, made of the records that are one. Pure; may run in a thread.
 
 A letter of a record is a record: key, value, timestamp and headers as they were, and headers that say why it is here
-(mq_protocol/dead_letters.py). A letter of a row has the row's columns, and those facts in one struct column.
+(mq_protocol/queues/dead_letters.py). A letter of a row has the row's columns, and those facts in one struct column.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from mq_broker.core.work.ranges import Ranges, joined
 from mq_broker.core.work.state import Mark
 from mq_protocol.arrow import RECORD_SCHEMA, decode_batch
-from mq_protocol.dead_letters import DEAD_COLUMN, HEADERS, HOPS_MAX
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import SchemaMismatch
+from mq_protocol.queues.dead_letters import DEAD_COLUMN, HEADERS, HOPS_MAX
+from mq_protocol.wire.envelope import Buffer
 
 DEAD_TYPE: Final = pa.struct(
     [

@@ -33,7 +33,7 @@ from mq_protocol.errors import (
 )
 from mq_protocol.limits import OUTPUT_BATCHES_MAX
 from mq_protocol.names import quoted
-from mq_protocol.work_keys import WorkPlace, query_id_of
+from mq_protocol.queues.work_keys import WorkPlace, query_id_of
 
 log = logging.getLogger(__name__)
 

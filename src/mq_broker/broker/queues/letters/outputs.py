@@ -16,7 +16,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, TritonMQError, UnknownPartition
 from mq_protocol.limits import MICRO_BATCH_ID_MAX, OUTPUT_BATCHES_MAX, OUTPUT_PARTITIONS_MAX
 from mq_protocol.names import check_topic_name
-from mq_protocol.work_keys import WorkPlace, query_id_of
+from mq_protocol.queues.work_keys import WorkPlace, query_id_of
 
 _ABOVE_ALL: Final = (1 << 63) - 1
 """A number under which nothing was published yet: that of the outputs is not known."""

@@ -15,7 +15,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import check_untrusted
 from mq_protocol.errors import InvalidRequest, SchemaMismatch
 from mq_protocol.names import check_id, check_topic_name
-from mq_protocol.work_keys import is_of_queue
+from mq_protocol.queues.work_keys import is_of_queue
 
 CHECKS_AT_ONCE: Final = 1
 

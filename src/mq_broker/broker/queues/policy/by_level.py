@@ -18,7 +18,7 @@ from mq_broker.broker.queues.policy.lending import LOOKED_AT_MAX, Choice, Ready,
 from mq_broker.core.work.ranges import Range
 from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.queue_settings import Priority
+from mq_protocol.queues.settings import Priority
 
 _PRUNE_ABOVE: Final = 1_024
 

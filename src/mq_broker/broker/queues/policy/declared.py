@@ -9,10 +9,10 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.coordination.interface import QueueSpec, TopicSpec
 from mq_broker.rpc.callers import asker
+from mq_protocol.access.rights import Kind, Operation
 from mq_protocol.errors import IncompatibleVersion, InvalidSetting, UnknownQueue, WrongGroupKind
 from mq_protocol.names import check_group_name, did_you_mean
-from mq_protocol.queue_settings import QueueSettings, parse_queue_settings
-from mq_protocol.rights import Kind, Operation
+from mq_protocol.queues.settings import QueueSettings, parse_queue_settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from mq_broker.core.work.ranges import Range, Ranges
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
 from mq_broker.core.work.steps import Reject, Reset, Return, Step
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.queue_settings import Order as Ordered
+from mq_protocol.queues.settings import Order as Ordered
 
 RANGES_PER_LEASE_MAX: Final = 1_000
 """A lease is one step of an entry, which several requests share."""

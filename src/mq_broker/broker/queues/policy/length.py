@@ -18,7 +18,7 @@ from mq_broker.core.work.ranges import Range
 from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.core.work.steps import Drop, Reason, Step, ranges_of
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.queue_settings import Overflow, QueueSettings
+from mq_protocol.queues.settings import Overflow, QueueSettings
 
 COUNTED_AT_ONCE: Final = 200
 """Runs that are counted in one turn, some three milliseconds, and a chunk at least."""

@@ -21,7 +21,7 @@ from mq_broker.core.work.ranges import RANGES_MAX, Range, Ranges, joined
 from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, Reject, Reset, Return, Send, Step
-from mq_protocol.queue_settings import Order
+from mq_protocol.queues.settings import Order
 
 _BLOCK_RECORDS = 4_096
 

@@ -16,7 +16,7 @@ from mq_broker.broker.queues.policy.sifting import MemberFilters
 from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.core.work.steps import Reason, Step
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.queue_settings import DeadLetter, Dropped, Expired, Order, Overflow, Priority, QueueSettings
+from mq_protocol.queues.settings import DeadLetter, Dropped, Expired, Order, Overflow, Priority, QueueSettings
 
 _Terms: TypeAlias = tuple[Order, str, Priority, str, tuple[int, Fate] | None, bool]
 

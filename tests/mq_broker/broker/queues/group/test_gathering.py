@@ -9,7 +9,7 @@ from mq_broker.broker.queues.group.requests import Lent, LentRun, OwnSteps
 from mq_broker.core.work.settling import Answer, Failed
 from mq_broker.core.work.steps import Accept, Begin, Lease, LeaseId, Return
 from mq_protocol.errors import DiskFull, NotEnoughReplicas, Overloaded, UnknownQueue
-from mq_protocol.queue_settings import Order
+from mq_protocol.queues.settings import Order
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, offsets, rounds
 

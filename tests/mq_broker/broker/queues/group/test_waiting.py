@@ -10,7 +10,7 @@ from mq_broker.broker.queues.group import waiting
 from mq_broker.broker.queues.group.requests import Asking
 from mq_broker.broker.queues.group.waiting import BETWEEN_MS, BROKEN_OFF_MS
 from mq_broker.core.work.settling import Ack, Failed
-from mq_protocol.queue_settings import Order
+from mq_protocol.queues.settings import Order
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds
 

@@ -17,8 +17,8 @@ from mq_broker.broker.queues.letters.dead_letters import DeadLetters
 from mq_broker.broker.queues.letters.outbox import Outbox
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, decode_batch, encode_batch, schema_fingerprint
-from mq_protocol.dead_letters import HEADERS, HOPS_MAX
 from mq_protocol.errors import TritonMQError
+from mq_protocol.queues.dead_letters import HEADERS, HOPS_MAX
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, of, partition_of

@@ -16,7 +16,7 @@ from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Lease, LeaseId, OutputLine, Reason, Reject, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, NotLeader
-from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_epoch, run_of_lease
+from mq_protocol.queues.work_keys import WorkPlace, query_id_of, run_of_epoch, run_of_lease
 
 TOPIC_ID = "0" * 32
 KEY = TransactionKey(query_id_of(WorkPlace(TOPIC_ID, 0, "g")), "t.dead")

@@ -10,8 +10,8 @@ import pytest
 from mq_broker.broker.queues.letters.making import DEAD_TYPE, Letters, Origin, Piece, check_fits, letter_schema, make
 from mq_broker.core.work.state import Mark
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
-from mq_protocol.dead_letters import DEAD_COLUMN, HEADERS, HOPS_MAX
 from mq_protocol.errors import SchemaMismatch
+from mq_protocol.queues.dead_letters import DEAD_COLUMN, HEADERS, HOPS_MAX
 
 TYPED = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("text", pa.string())])
 LETTERS = letter_schema(TYPED)

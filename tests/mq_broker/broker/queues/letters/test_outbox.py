@@ -20,7 +20,7 @@ from mq_protocol.errors import (
     TritonMQError,
     UnknownTopic,
 )
-from mq_protocol.work_keys import WorkPlace, query_id_of
+from mq_protocol.queues.work_keys import WorkPlace, query_id_of
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import rounds
 

@@ -10,7 +10,6 @@ import pytest
 
 from mq_broker.broker.host.shell import Shell
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
     InvalidRequest,
     InvalidTopicName,
@@ -19,7 +18,8 @@ from mq_protocol.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from mq_protocol.work_keys import WorkPlace, query_id_of
+from mq_protocol.queues.work_keys import WorkPlace, query_id_of
+from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, of, partition_of, queue

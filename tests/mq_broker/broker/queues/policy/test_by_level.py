@@ -15,7 +15,7 @@ from mq_broker.core.work.settling import Ack, Failed, Release
 from mq_broker.core.work.state import NO_MARK, RUNS_MAX, WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Reason, Return, Step
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.queue_settings import Priority
+from mq_protocol.queues.settings import Priority
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds
 

@@ -14,7 +14,7 @@ from mq_broker.core.work.settling import Release
 from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import Drop, Park, Reason
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.queue_settings import DeadLetter, Expired, Order
+from mq_protocol.queues.settings import DeadLetter, Expired, Order
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds
 

@@ -20,7 +20,7 @@ from mq_broker.core.work.settling import Release, SendDead
 from mq_broker.core.work.state import NO_MARK
 from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Return
 from mq_protocol.errors import QueueFull
-from mq_protocol.queue_settings import Dropped, Order, Overflow, QueueSettings
+from mq_protocol.queues.settings import Dropped, Order, Overflow, QueueSettings
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, Led, offsets, rounds
 

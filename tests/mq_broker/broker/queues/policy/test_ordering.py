@@ -10,7 +10,7 @@ from mq_broker.broker.queues.policy.ordering import HELD_MAX, LOOK_AHEAD_MAX, RE
 from mq_broker.core.work.settling import Ack, AckWithOutputs, Answer, Failed, Outcome, Rejected, Release
 from mq_broker.core.work.steps import Drop, LeaseId, OutputLine, Reason
 from mq_protocol.errors import OutOfOrder
-from mq_protocol.queue_settings import DeadLetter, Order
+from mq_protocol.queues.settings import DeadLetter, Order
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds
 

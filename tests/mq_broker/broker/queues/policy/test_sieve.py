@@ -15,7 +15,7 @@ from mq_broker.core.work.ranges import RANGES_MAX, joined
 from mq_broker.core.work.settling import Release
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Park, Reason, Reset, Return
-from mq_protocol.queue_settings import Order
+from mq_protocol.queues.settings import Order
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import Group as Unfiltered
 from tests.mq_broker.broker.queues.partitions import rounds

@@ -18,7 +18,7 @@ from mq_broker.core.work.ranges import joined
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Reason, Reject, Reset, Return
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.queue_settings import Priority
+from mq_protocol.queues.settings import Priority
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import Group as Unfiltered
 from tests.mq_broker.broker.queues.partitions import offsets, rounds
