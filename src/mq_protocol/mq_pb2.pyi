@@ -5280,7 +5280,7 @@ Global___SetLogLevelResponse: _TypeAlias = SetLogLevelResponse  # noqa: Y015
 @_typing.final
 class LinkHello(_message.Message):
     """---------------------------------------------------------------- between brokers (service Peer)
-    A link is one bidirectional stream a pair, at the brokers' port (mq_protocol/framing.py: messages of a LinkHeader and a payload).
+    A link is one bidirectional stream a pair, at the brokers' port (mq_protocol/wire/framing.py: messages of a LinkHeader and a payload).
     It begins with four messages that have a hello alone: the one that dials says who it is
     (broker, incarnation, to, nonce); the other one says the same and adds its proof; the first adds its own (proof alone); the
     other one says that it has accepted (an empty hello). See mq_broker/rpc/peer_proof.py for what is proved.

@@ -1,7 +1,7 @@
 // The wire contract of TritonMQ: what clients, brokers and tools say to each other.
 //
 // Messages that carry data have exactly two fields, `header = 1` and `payload = 2`, in that order on the wire, so that the
-// payload is written and read without passing through a protobuf object (mq_protocol/envelope.py). They remain ordinary
+// payload is written and read without passing through a protobuf object (mq_protocol/wire/envelope.py). They remain ordinary
 // protobuf messages: any protobuf library can speak to a broker.
 //
 // A payload is one Arrow IPC record batch message (encapsulated, without its schema): the topic's schema reads it.
@@ -10825,7 +10825,7 @@ func (x *SetLogLevelResponse) GetSeconds() uint32 {
 }
 
 // ---------------------------------------------------------------- between brokers (service Peer)
-// A link is one bidirectional stream a pair, at the brokers' port (mq_protocol/framing.py: messages of a LinkHeader and a payload).
+// A link is one bidirectional stream a pair, at the brokers' port (mq_protocol/wire/framing.py: messages of a LinkHeader and a payload).
 // It begins with four messages that have a hello alone: the one that dials says who it is
 // (broker, incarnation, to, nonce); the other one says the same and adds its proof; the first adds its own (proof alone); the
 // other one says that it has accepted (an empty hello). See mq_broker/rpc/peer_proof.py for what is proved.

@@ -1,7 +1,7 @@
 // The wire contract of TritonMQ: what clients, brokers and tools say to each other.
 //
 // Messages that carry data have exactly two fields, `header = 1` and `payload = 2`, in that order on the wire, so that the
-// payload is written and read without passing through a protobuf object (mq_protocol/envelope.py). They remain ordinary
+// payload is written and read without passing through a protobuf object (mq_protocol/wire/envelope.py). They remain ordinary
 // protobuf messages: any protobuf library can speak to a broker.
 //
 // A payload is one Arrow IPC record batch message (encapsulated, without its schema): the topic's schema reads it.
