@@ -83,15 +83,19 @@ class RunningCluster(Running):
         self._cluster.kill(self._known(broker))
 
     def restart(self, broker: int) -> None:
-        """Start a broker that was killed on the data that it left. Returns once it serves."""
-        self._cluster.restart(self._known(broker))
+        """Start a broker that was killed on the data that it left. Returns once it serves, and the others that run know
+        of it."""
+        self._start([self._known(broker)])
 
     def mend(self) -> None:
-        """Start every broker that does not run. Returns once all serve."""
-        for broker, process in self._cluster.brokers.items():
-            if process.pid is None:
-                self._cluster.restart(broker, wait=False)
-        self._cluster.wait_until_serving()
+        """Start every broker that does not run. Returns once all serve, and know of each other."""
+        self._start([broker for broker, process in self._cluster.brokers.items() if process.pid is None])
+
+    def _start(self, killed: list[int]) -> None:
+        serving = [broker for broker, process in self._cluster.brokers.items() if process.pid is not None]
+        for broker in killed:
+            self._cluster.restart(broker, wait=False)
+        self._cluster.wait_until_serving(serving + killed)
 
     def _known(self, broker: int) -> int:
         if broker not in self._cluster.brokers:
