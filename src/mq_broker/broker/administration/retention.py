@@ -70,7 +70,7 @@ class RetentionClock:
         self._left: _Left | None = None
 
     def now_us(self) -> int:
-        """Microseconds since 1970, for ages only."""
+        """Microseconds since 1970, for ages and for what is due."""
         wall_us, passed_s = self._wall_us(), self._passed_s()
         then_us, then_s = self._believed
         expected_us = then_us + int((passed_s - then_s) * 1_000_000)

@@ -2,7 +2,11 @@
 known, and one that comes too late is not taken for it.
 
 A record that was lent once and acknowledged is not here: its lease alone can have settled it. So what is kept grows
-with what goes back, and is bounded. Of leases up to `floor` some may be forgotten, so nothing is concluded of them.
+with what goes back, and is bounded: the lease that was added to longest ago is forgotten first. Of leases up to `floor`
+some may be forgotten, so nothing is concluded of them: what was forgotten is told as lost if it is said again, unless
+it is an ack of a record that is noted as acknowledged.
+
+Known limit: who names a lease above the floor, and a settled record that this lease never had, is told that it is done.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A queue group in one partition: which records are settled, who has which, and what became of them before.
 
-Every offset at or above `base` is in exactly one state. It is *settled*; or *leased*; or it has a mark, which says how
-often it was lent and how often it failed: *returned*, *delayed*, *doomed* or *parked*; or it is *fresh*. Runs of leases
-and of marks may cover settled records as well: the set of settled ones tells. So settling splits no run.
+Every offset at or above `base` is in exactly one state. It is *settled*; or *leased*; or a mark says what it is:
+*returned*, *delayed*, *doomed* or *parked*; or it is *fresh*. A mark has how often the record was lent and how often it
+failed, and stays under a later lease. Runs of leases and of marks may cover settled records as well: the set of settled
+ones tells. So settling splits no run.
 
 Pure and total: a step that does not fit the state changes nothing, for those records that it does not fit.
 """
@@ -276,7 +277,8 @@ class WorkState:
     # ------------------------------------------------------------------ what entries do
 
     def apply(self, step: Step, at: LeaseId, end: int) -> None:
-        """Take in one committed step. `at`: its place in the journal. `end`: the log's, at which ranges are cut off.
+        """Take in one step: of a committed entry, or in a leader's view of one that it has proposed. `at`: its place in
+        the journal. `end`: the log's, at which ranges are cut off.
         Whoever keeps the groups sees to `Begin` and `End`."""
         match step:
             case Lease(ranges, member):

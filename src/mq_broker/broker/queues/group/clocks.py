@@ -1,7 +1,8 @@
 """When the leases of a queue group run out. Pure: the time is an argument, milliseconds of a monotonic clock.
 
 Clocks are the leader's own and are not in the journal. A new leader starts them anew, so a lease may live longer than
-was said, and never shorter.
+was said. One that was made for longer than the group's `lease_ms` may end earlier, if its member does not name it in
+time.
 """
 
 from __future__ import annotations

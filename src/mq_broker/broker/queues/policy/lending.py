@@ -225,7 +225,7 @@ class Ready:
         return None
 
     def came_back(self, ranges: Ranges) -> None:
-        """Committed steps have ended the leases of these records, or what kept them."""
+        """Steps in the leader's view have ended the leases of these records, or what kept them."""
         for looked, (first, end, mark) in enumerate(self._state.marks.pieces(ranges)):
             if looked >= CAME_BACK_MAX:
                 self.begin()
