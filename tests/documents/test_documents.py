@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 @pytest.mark.cluster
 @pytest.mark.spark
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(0)  # it has many blocks: each has a bound of its own (`Reader.BLOCK_S`)
 @plain_text("it pastes plain text, and docs/tls.md secures brokers of its own")
 def test_documents_show_what_their_code_prints(tmp_path: Path) -> None:
     folder = tmp_path / "reader"
