@@ -38,8 +38,7 @@ from mq_broker.broker.data.produce import Producing
 from mq_broker.broker.data.scheduled import CLOCK_S, Scheduled
 from mq_broker.broker.forwarding import Forwarding
 from mq_broker.broker.groups.cursors import Groups
-from mq_broker.broker.groups.ephemeral import EphemeralGroups
-from mq_broker.broker.groups.idle_members import IdleMembers
+from mq_broker.broker.groups.sharing import EphemeralGroups, IdleMembers
 from mq_broker.broker.groups.subscriptions import Delivery
 from mq_broker.broker.host.checkpoints import Checkpoints, Scrub
 from mq_broker.broker.host.partition import Partition
