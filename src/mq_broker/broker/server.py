@@ -83,11 +83,9 @@ from mq_broker.core.messages import Room
 from mq_broker.measured import OF_TOPICS, LogCounter
 from mq_broker.rpc import service as rpc_service
 from mq_broker.rpc.call import Conversation
-from mq_broker.rpc.calls import Calls
+from mq_broker.rpc.calls import Calls, served_to_brokers
 from mq_broker.rpc.flight import flight_served
-from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof
-from mq_broker.rpc.peer_service import served_to_brokers
-from mq_broker.rpc.refusals import Refusals
+from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof, Refusals
 from mq_broker.rpc.wire.entering import ForwardedDoor, TokenDoor
 from mq_broker.rpc.wire.links import BEAT_S, Links
 from mq_broker.storage.journal.writer import Writer
