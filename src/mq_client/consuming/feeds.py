@@ -1,6 +1,6 @@
 """One stream to each broker for all consumers of a process that want the same: partitions that several are pushed.
 
-A consumer without a group opens its partitions on a stream of its own (session.py). Where two of them, of the same
+A consumer without a group opens its partitions on a stream of its own (subscription.py). Where two of them, of the same
 cluster and the same user, have come to the same offset of a partition, the partition is opened once more, on a stream
 for all, and whoever is at its offset goes over to that: it is fed. Nobody waits for anybody. Who takes too slowly goes
 on by its own stream, from its own offset, and so do all when the stream for all ends.
