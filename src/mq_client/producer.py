@@ -583,7 +583,7 @@ class Producer(AsyncBlock):
         again."""
         target = self._targets.pop(topic, None)
         if target is not None:
-            self._accumulator.drop_target(target, time.monotonic())
+            self._accumulator.drop_target(target)
 
     def _turn(self, target: Target) -> int:
         with self._lock:

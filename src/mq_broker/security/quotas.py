@@ -42,12 +42,12 @@ class Bucket:
         """Seconds until all that was used is paid for; 0 if it is."""
         return max(0.0, self._paid_at - now)
 
-    def reserve(self, now: float, amount: int, wait_max: float) -> tuple[bool, float]:
-        """Whether `amount` is taken, which it is if it is paid for within `wait_max`; and the seconds until then."""
-        delay = max(self._paid_at, now - BURST_S) + amount / self.rate - now
+    def reserve(self, now: float, wait_max: float) -> tuple[bool, float]:
+        """Whether one more is taken, which it is if it is paid for within `wait_max`; and the seconds until then."""
+        delay = max(self._paid_at, now - BURST_S) + 1 / self.rate - now
         if delay > wait_max:
             return False, delay
-        self.take(now, amount)
+        self.take(now, 1)
         return True, max(0.0, delay)
 
     def change(self, now: float, rate: int) -> None:

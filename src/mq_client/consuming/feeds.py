@@ -421,7 +421,7 @@ class Feeding:
                     continue
                 lacks_columns = view.typed and batch.nodes > schema_nodes(view.schema)
                 if lacks_columns or batch.base_offset > place.position or self._full(address):
-                    self._go_by_itself(place, feed)
+                    self._go_by_itself(place)
                     break
                 self._held[address] = self._held.get(address, 0) + len(batch.payload)
                 subscriptions.put(place, batch, partial(self._released, address))
@@ -445,7 +445,7 @@ class Feeding:
         held = self._held.get(address, 0) + self._subscriptions.held(address)
         return held * times >= self._subscriptions.credit_bytes
 
-    def _go_by_itself(self, place: PartitionPlace, feed: Feed) -> None:
+    def _go_by_itself(self, place: PartitionPlace) -> None:
         place.apart_until = time.monotonic() + APART_S
         place.feed, place.fed, place.address = None, False, None
         self._subscriptions.open_again(now=True)

@@ -23,7 +23,6 @@ from mq_broker.security.names import ANONYMOUS
 from mq_broker.security.quotas import exceeded
 from mq_protocol.access.quotas import Quota
 from mq_protocol.access.rights import Kind, Operation
-from mq_protocol.errors import QuotaExceeded
 from mq_protocol.queues.work_keys import is_of_queue
 
 
@@ -107,7 +106,7 @@ class Owned:
             over = self._over(owner, limits, more)
         if over is not None:
             QUOTA_REFUSALS.add(over)
-            raise self._exceeded(owner, over, limits[over], more[over])
+            raise exceeded(owner, over, limits[over], self._counts[over][owner], more[over], *_WORDS[over])
         for quota, amount in more.items():
             self._counts[quota][owner] += amount
 
@@ -116,9 +115,6 @@ class Owned:
             if quota in limits and self._counts[quota][owner] + amount > limits[quota]:
                 return quota
         return None
-
-    def _exceeded(self, owner: str, quota: Quota, limit: int, more: int) -> QuotaExceeded:
-        return exceeded(owner, quota, limit, self._counts[quota][owner], more, *_WORDS[quota])
 
     def _count(self) -> None:
         for count in self._counts.values():
