@@ -262,8 +262,7 @@ def produce(
 def consume(pipe: Connection, bootstrap: str, security: Any, topic: str, count: int) -> None:
     """In a child: `WARMING` records, then `count`; tells when it had each in hand."""
     from mq_client import Consumer
-    from mq_client.consuming.session import Session
-    from mq_client.consuming.subscription import Subscriptions
+    from mq_client.consuming.subscription import Session, Subscriptions
 
     def heard(_session: Any, message: Any) -> None:
         for each in message.header.batches:

@@ -35,8 +35,7 @@ from mq_broker.core.entries import (
 from mq_broker.core.machine.state import Cursor, MachineState, Snapshot, StagedBatch, TransactionState
 from mq_broker.core.machine.window import Placed, SeenUuids
 from mq_broker.core.messages import LeaderName, NodeState
-from mq_broker.core.work.groups import WorkGroups
-from mq_broker.core.work.state import FrozenWork
+from mq_broker.core.work.state import FrozenWork, WorkGroups
 from mq_broker.storage.aes_gcm import AesGcm
 from mq_broker.storage.codec.frame import encode
 from mq_broker.storage.codec.snapshot import encode_snapshot

@@ -16,12 +16,11 @@ import pyarrow as pa
 
 from mq_client.awaiting import AsyncBlock
 from mq_client.cluster.connection import Connection, TopicView
-from mq_client.cluster.deadline import Deadline, positive_ms
+from mq_client.cluster.deadline import Deadline, a_number, positive_ms
 from mq_client.cluster.listening import REFUSED_S
 from mq_client.cluster.requests import topic_with
-from mq_client.errors import BatchTooLarge, InvalidRequest, SchemaMismatch, TritonMQError
+from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, SchemaMismatch, TritonMQError
 from mq_client.interceptors import Outgoing, ProducerInterceptor
-from mq_client.producing import allowed
 from mq_client.producing.accumulator import AccumulatorSettings
 from mq_client.producing.batches import (
     RECORD_OVERHEAD_BYTES,
@@ -43,8 +42,18 @@ from mq_client.security import Security
 from mq_client.serializers import Serializer, serializer_of
 from mq_client.tracing import sending
 from mq_protocol import limits
-from mq_protocol.names import check_topic_name
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.names import check_topic_name, did_you_mean
 from mq_protocol.partitioner import partition_for_key
+
+BATCH_BYTES: Final = 1 << 20
+BUFFER_BYTES: Final = 64 << 20
+RETRIES: Final = 2**31 - 1
+
+ACKS: Final = {"all": pb.ALL, "leader": pb.LEADER, "none": pb.NONE}
+COMPRESSIONS: Final = {"none": None, "lz4": "lz4", "zstd": "zstd", "gzip": "zstd", "zlib": "zstd", "snappy": "lz4"}
+"""Arrow's buffers know lz4 and zstd alone, and every reader of Arrow knows those. The other names stand for the nearest
+of the two: zstd makes 1 MB of JSON smaller than gzip in a quarter of the time, lz4 as small as snappy in a sixth."""
 
 _METADATA_AGE_MS: Final = 30_000.0
 _USUAL_WAY: Final = Shipment(USUAL, NOT_SCHEDULED)
@@ -63,6 +72,39 @@ class Given(NamedTuple):
     timestamp: int | datetime | None
     uuid: uuids.UUID | bytes | str | None
     way: Shipment
+
+
+def _check_names(acks: str, compression: str | None) -> None:
+    """Raises `InvalidSetting` with the nearest right name, as the other checks raise it with the bounds."""
+    _check_known("acks", acks, ACKS)
+    if compression is not None:
+        _check_known("compression", compression, COMPRESSIONS)
+
+
+def _check_room(batch_bytes_max: int, buffer_bytes_max: int) -> None:
+    if not 1 <= batch_bytes_max <= limits.BATCH_BYTES_CEILING:
+        raise InvalidSetting(
+            f"batch_bytes_max={batch_bytes_max} is out of range: give 1 to {limits.BATCH_BYTES_CEILING}"
+        )
+    if buffer_bytes_max < batch_bytes_max:
+        raise InvalidSetting(
+            f"buffer_bytes_max={buffer_bytes_max} is below batch_bytes_max={batch_bytes_max}: raise it"
+        )
+
+
+def _check_known(setting: str, given: str, known: Collection[str]) -> None:
+    if given not in known:
+        hint = did_you_mean(str(given), known)
+        raise InvalidSetting(f"{setting}={given!r} is not known{hint} (it is one of {', '.join(known)})")
+
+
+def _check_sending(retries: int, max_in_flight: int, linger_ms: float) -> None:
+    if retries < 0:
+        raise InvalidSetting(f"retries={retries} is negative: 0 means to try once")
+    if max_in_flight < 1:
+        raise InvalidSetting(f"max_in_flight={max_in_flight} must be at least 1")
+    if a_number("linger_ms", linger_ms) < 0:
+        raise InvalidSetting(f"linger_ms={linger_ms} is negative: 0 means to send at once")
 
 
 class Producer(AsyncBlock):
@@ -100,13 +142,13 @@ class Producer(AsyncBlock):
         bootstrap: str | Sequence[str],
         acks: str = "all",
         timeout_ms: float = limits.REQUEST_TIMEOUT_MS,
-        retries: int = allowed.RETRIES,
+        retries: int = RETRIES,
         max_in_flight: int = 5,
         linger_ms: float = 2,
-        batch_bytes_max: int = allowed.BATCH_BYTES,
+        batch_bytes_max: int = BATCH_BYTES,
         *,
         compression: str | None = None,
-        buffer_bytes_max: int = allowed.BUFFER_BYTES,
+        buffer_bytes_max: int = BUFFER_BYTES,
         metadata_age_ms_max: float = _METADATA_AGE_MS,
         publish_ms_max: float | None = None,
         partitioner: str | Partitioner = "key",
@@ -116,9 +158,9 @@ class Producer(AsyncBlock):
         security: Security | None = None,
         forward: bool | None = None,
     ) -> None:
-        allowed.check_names(acks, compression)
-        allowed.check_sending(retries, max_in_flight, linger_ms)
-        allowed.check_room(batch_bytes_max, buffer_bytes_max)
+        _check_names(acks, compression)
+        _check_sending(retries, max_in_flight, linger_ms)
+        _check_room(batch_bytes_max, buffer_bytes_max)
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
         self._publish_ms_max = (
             self._timeout_ms / 2 if publish_ms_max is None else positive_ms("publish_ms_max", publish_ms_max)
@@ -135,10 +177,10 @@ class Producer(AsyncBlock):
             timeout_ms / 1000,
             retries,
             max_in_flight,
-            allowed.COMPRESSIONS[compression or "none"],
+            COMPRESSIONS[compression or "none"],
             takes_turns=not self._choice.sticks,
         )
-        self._sender = Sender(self._connection, settings, allowed.ACKS[acks], self._forget, self._metadata_age_s_max)
+        self._sender = Sender(self._connection, settings, ACKS[acks], self._forget, self._metadata_age_s_max)
         self._accumulator = self._sender.accumulator
         self._lock = self._sender.lock
         self._targets: dict[str, Target] = {}
@@ -541,7 +583,7 @@ class Producer(AsyncBlock):
         again."""
         target = self._targets.pop(topic, None)
         if target is not None:
-            self._accumulator.drop_target(target, time.monotonic())
+            self._accumulator.drop_target(target)
 
     def _turn(self, target: Target) -> int:
         with self._lock:

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from itertools import count
 
 from mq_broker.core.entries import Work
-from mq_broker.core.work.groups import WorkGroups
 from mq_broker.core.work.ranges import RANGES_MAX, Range
 from mq_broker.core.work.settling import Failed, Release
-from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.state import WorkGroups, WorkState
 from mq_broker.core.work.steps import ERROR_BYTES_MAX, Accept, Begin, Lease, LeaseId, Step
 from mq_broker.storage.codec.work import groups_from_wire, groups_to_wire, work_to_wire
 from mq_protocol import mq_pb2 as pb

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from mq_broker.broker.administration.rights import quota_documents, rule_documents
 from mq_broker.coordination import documents
 from mq_broker.coordination.interface import BrokerRegistration, ClusterSpec, Move, QueueSpec, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
-from mq_broker.security import floor, revoked, tokens
+from mq_broker.security import floor, quotas, revoked, rules, tokens
 from mq_broker.security.rules import Effect, Rule
 from mq_protocol.access.rights import Kind, Operation
 from mq_protocol.errors import CoordinationUnavailable, InternalError
@@ -55,11 +54,11 @@ _RULES: Final = [
     Rule("User:etl", effect, Operation.READ, Kind.TOPIC, name, prefix)
     for effect, name, prefix in ((Effect.ALLOW, "orders-", True), (Effect.DENY, "orders-secret", False))
 ]
-_RULES_NAME: Final = rule_documents.document_of("User:etl")
+_RULES_NAME: Final = rules.document_of("User:etl")
 
 
 def _rules(data: bytes) -> frozenset[Rule]:
-    return rule_documents.load(_RULES_NAME, data)
+    return rules.load(_RULES_NAME, data)
 
 
 DOCUMENTS: Final = (
@@ -80,12 +79,12 @@ DOCUMENTS: Final = (
         documents.cluster_to_json(ClusterSpec("c" * 32, 2)), documents.cluster_from_json, documents.cluster_to_json
     ),
     Document(
-        json.loads(rule_documents.dump(_RULES)),
-        lambda data: rule_documents.load(_RULES_NAME, data),
-        rule_documents.dump,
+        json.loads(rules.dump(_RULES)),
+        lambda data: rules.load(_RULES_NAME, data),
+        rules.dump,
     ),
     Document({"names": ["User:etl"], "serials": ["5f3a9c"]}, revoked.load, revoked.dump),
-    Document({"quotas": {"User:etl": {"produce": 5_000_000}, "*": {"requests": 10}}}, quota_documents.load, None),
+    Document({"quotas": {"User:etl": {"produce": 5_000_000}, "*": {"requests": 10}}}, quotas.load, None),
     Document(
         {"users": {"etl": {"created": 5, "tokens": {"0" * 16: {"sha256": "0" * 64, "created": 5, "expires": 9}}}}},
         tokens.load,

@@ -9,9 +9,18 @@ from decimal import Decimal
 
 import pytest
 
-from mq_console.charts import chart, sparkline, top_of
 from mq_console.history import History
-from mq_console.rendering import as_json, environment, indented, metric_text, moment_text, rate_text
+from mq_console.rendering import (
+    as_json,
+    chart,
+    environment,
+    indented,
+    metric_text,
+    moment_text,
+    rate_text,
+    sparkline,
+    top_of,
+)
 from mq_console.tables import Column, Wish, listed
 from mq_console.tail import CELL_CHARACTERS_MAX, text_of
 

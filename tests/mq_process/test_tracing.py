@@ -17,7 +17,7 @@ from mq_client import Consumer, Producer
 from mq_client.tracing import process
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_broker.broker import server
-from mq_broker.broker.data.tracing import Tracing
+from mq_broker.broker.data.produce import Tracing
 from mq_process.tracing import exporting
 
 Producer("127.0.0.1:9").close()

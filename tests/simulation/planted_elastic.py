@@ -10,7 +10,7 @@ ELASTIC = (
     Mutation(
         "a candidate claims without company",
         "rule 6, trap 33",
-        "replication.company:Company.allows",
+        "replication.election:Company.allows",
         "if 1 + len(heard) < ",
         "if 0 > ",
         profile="rolled-back",
@@ -18,7 +18,7 @@ ELASTIC = (
     Mutation(
         "a candidate claims though a named log is ahead",
         "rule 6, trap 33",
-        "replication.company:Company.allows",
+        "replication.election:Company.allows",
         "> mine",
         "> (1 << 62, 0)",
         profile="rolled-back",

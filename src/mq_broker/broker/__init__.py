@@ -1,6 +1,6 @@
 """The broker process: an asyncio shell around the pure core.
 
-    server          start to end: opens, joins, serves, leaves; service: each request to the part that owns it
+    server          start to end: opens, joins, serves, leaves; each request goes to the part that owns it
     proxy           the role `proxy`: all is passed on
     groups          subscriptions, sharing of partitions among members, cursors
     data            batches in; batches out by offset

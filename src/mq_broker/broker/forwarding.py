@@ -31,8 +31,7 @@ from mq_broker.rpc.calls import opening
 from mq_broker.rpc.pacing import room_to_lend, room_to_send
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.service import RefusedBatch, Send
-from mq_broker.rpc.wire.dialling import Dialling
-from mq_broker.rpc.wire.lines import Lines
+from mq_broker.rpc.wire.lines import Dialling, Lines
 from mq_broker.security.names import ANONYMOUS
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OutcomeUnknown, PeerRefused, Unreachable

@@ -24,9 +24,9 @@ from mq_broker.rpc.call import Conversation
 from mq_broker.rpc.wire.accepting import bind
 from mq_broker.rpc.wire.arriving import Memory
 from mq_broker.rpc.wire.certificates import LOOK_S, Certificates
-from mq_broker.rpc.wire.dialling import Dialling
 from mq_broker.rpc.wire.entering import Entering, ForwardedDoor, TokenDoor
 from mq_broker.rpc.wire.framed import Tls
+from mq_broker.rpc.wire.lines import Dialling
 from mq_broker.rpc.wire.outgoing import PeerAddress
 from mq_broker.rpc.wire.port import Bounds, Converse, Port, Served
 from mq_protocol.limits import FLIGHT_REQUEST_BYTES_MAX

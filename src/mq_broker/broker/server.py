@@ -38,13 +38,11 @@ from mq_broker.broker.data.produce import Producing
 from mq_broker.broker.data.scheduled import CLOCK_S, Scheduled
 from mq_broker.broker.forwarding import Forwarding
 from mq_broker.broker.groups.cursors import Groups
-from mq_broker.broker.groups.ephemeral import EphemeralGroups
-from mq_broker.broker.groups.idle_members import IdleMembers
+from mq_broker.broker.groups.sharing import EphemeralGroups, IdleMembers
 from mq_broker.broker.groups.subscriptions import Delivery
 from mq_broker.broker.host.checkpoints import Checkpoints, Scrub
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
-from mq_broker.broker.host.stamps import Stamps
 from mq_broker.broker.host.windows import WindowBudget, WindowTurnover
 from mq_broker.broker.judging import Judging
 from mq_broker.broker.locks import Locks
@@ -76,7 +74,6 @@ from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
 from mq_broker.broker.runtime.periodic import Periodic, Sweep
-from mq_broker.broker.service import Services
 from mq_broker.broker.transactions.aborting import Aborting
 from mq_broker.broker.transactions.coordinator import Transactions
 from mq_broker.broker.transactions.giving import Giving
@@ -86,18 +83,17 @@ from mq_broker.core.messages import Room
 from mq_broker.measured import OF_TOPICS, LogCounter
 from mq_broker.rpc import service as rpc_service
 from mq_broker.rpc.call import Conversation
-from mq_broker.rpc.calls import Calls
+from mq_broker.rpc.calls import Calls, served_to_brokers
 from mq_broker.rpc.flight import flight_served
-from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof
-from mq_broker.rpc.peer_service import served_to_brokers
-from mq_broker.rpc.refusals import Refusals
+from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof, Refusals
 from mq_broker.rpc.wire.entering import ForwardedDoor, TokenDoor
 from mq_broker.rpc.wire.links import BEAT_S, Links
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.opening.directory import DataDirectory
-from mq_protocol.errors import OutcomeUnknown
+from mq_protocol.errors import CoordinationUnavailable, OutcomeUnknown, StorageFailed
 from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
+from mq_protocol.methods import BROKER, PEER
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +178,57 @@ async def _run(config: BrokerConfig, ready: Ready | None, stop: asyncio.Event, t
 
 async def _wait(event: asyncio.Event) -> None:
     await event.wait()
+
+
+LAST_STAMP_S: Final = 2.0
+
+
+class Stamps:
+    """Says in the coordination service how far the data directory has come, so that an older copy of it is known by
+    that. What is kept there is never ahead of the directory (`storage/opening/directory.py`).
+
+    Made from the registration on, which nobody else may have: another directory under this broker's id would make this
+    one look old.
+    """
+
+    def __init__(self, directory: DataDirectory, coordination: CoordinationService) -> None:
+        self._directory = directory
+        self._coordination = coordination
+
+    async def last(self) -> None:
+        """Of a clean stop, once this broker acknowledges nothing more; best effort."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_STAMP_S):
+                await self.look()
+
+    async def look(self) -> None:
+        """How far it has come now: a copy that was taken before is known to be older."""
+        try:
+            stamp = await asyncio.to_thread(self._directory.raise_stamp)
+            await self._coordination.keep_stamp(self._directory.broker, stamp)
+        except (StorageFailed, CoordinationUnavailable) as error:
+            log.info("an older copy of this data directory is told from a later moment on: %s", error)
+
+
+_OF_LINKS = "link"
+"""The links between brokers serve it themselves."""
+
+
+class Services:
+    """What calls are answered by. Owns nothing but the parts. Has a method for each row of `mq_protocol/methods.py`:
+    the one of that name in one of the parts.
+
+    Raises `LookupError` if no part has it, or if two have.
+    """
+
+    def __init__(self, *parts: object) -> None:
+        attributes = {method.attribute for service in (BROKER, PEER) for method in service.methods.values()}
+        for attribute in sorted(attributes - {_OF_LINKS}):
+            owners = [part for part in parts if callable(getattr(type(part), attribute, None))]
+            if len(owners) != 1:
+                names = [type(owner).__name__ for owner in owners] or "no part of the broker"
+                raise LookupError(f"{attribute} is to be a method of one part of the broker: {names} has it")
+            setattr(self, attribute, getattr(owners[0], attribute))
 
 
 class _Broker:

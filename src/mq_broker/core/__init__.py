@@ -58,11 +58,10 @@ Where to find what
 
 entries.py, messages.py   what a journal is made of; every event and every effect
 replication/replica       the door: routes events to a role
-replication/leader        admits, sends, counts, answers; chosen_offsets: what acks=leader is told;
+replication/leader        admits, sends, counts, answers;
                           standing_back: how it gives its leadership to another
 replication/follower      takes, proves, acknowledges
-replication/election      who may claim, and what a claim's answer means
-replication/company       how far the others are, which is asked before a claim
+replication/election      who may claim, and what a claim's answer means; how far the others are, which is asked before
 replication/membership    the ISR: confirmed, proposed, maximal; progress: one follower, as its leader sees it
 replication/replica_state what outlives a role; log: epochs, sizes and the unapplied tail
 replication/peer_admission  which messages of other brokers may reach a replica at all

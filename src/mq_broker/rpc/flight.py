@@ -17,9 +17,8 @@ from typing import Final, Protocol
 
 from mq_broker.rpc.call import Call, Conversation
 from mq_broker.rpc.gate import Door, Gate
-from mq_broker.rpc.measuring import Measured
 from mq_broker.rpc.pacing import charge
-from mq_broker.rpc.service import Room, Send
+from mq_broker.rpc.service import Measured, Room, Send
 from mq_broker.security.quotas import Meter
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.access.quotas import Quota

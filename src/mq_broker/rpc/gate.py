@@ -28,8 +28,8 @@ from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Asker, Authority, resource_text
 from mq_broker.security.names import Principal
 from mq_broker.security.quotas import Meter, Quotas
+from mq_broker.security.revoked import Seen
 from mq_broker.security.rules import Effect, Verdict
-from mq_broker.security.seen import Seen
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.access.rights import Kind, Need, Operation, command, row_of
 from mq_protocol.errors import InvalidTopicName, NotAuthenticated, PermissionDenied, TritonMQError, UnknownTopic

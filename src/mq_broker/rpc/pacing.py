@@ -75,7 +75,7 @@ def chunk_bytes(wanted: int) -> int:
 def paid_for(meter: Meter) -> bool:
     """Takes one request more if it is paid for at once, or nothing bounds it: nearly always. Else `admit_request`."""
     bucket = meter.buckets.get(Quota.REQUESTS)
-    return bucket is None or bucket.reserve(asyncio.get_running_loop().time(), 1, 0.0)[0]
+    return bucket is None or bucket.reserve(asyncio.get_running_loop().time(), 0.0)[0]
 
 
 async def admit_request(meter: Meter | None, method: str) -> None:
@@ -86,7 +86,7 @@ async def admit_request(meter: Meter | None, method: str) -> None:
     if bucket is None:
         return
     now = asyncio.get_running_loop().time()
-    taken, delay = bucket.reserve(now, 1, ANSWER_WAITS_S)
+    taken, delay = bucket.reserve(now, ANSWER_WAITS_S)
     if not taken:
         _tell(meter, Quota.REQUESTS, now)
         QUOTA_REFUSALS.add(Quota.REQUESTS)

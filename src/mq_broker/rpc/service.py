@@ -15,21 +15,24 @@ does is decided by the object given to `served`. It has a method for each row, n
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, assert_never
 
 from google.protobuf.message import Message
 
+from mq_broker.measured import IN_FLIGHT, REQUEST_SECONDS, REQUESTS, STREAMS
 from mq_broker.rpc import pacing
 from mq_broker.rpc.bounds import Bounded
 from mq_broker.rpc.bounds import parse as parse  # of answers: requests are bounded
 from mq_broker.rpc.call import Call, Conversation
 from mq_broker.rpc.gate import Door, Gate, Grant, UnderWay
-from mq_broker.rpc.measuring import Measured
 from mq_broker.rpc.pacing import Present, charge
 from mq_broker.security.authority import Asker
 from mq_broker.security.quotas import Meter
+from mq_process.measures import Counts
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.access.quotas import Quota
 from mq_protocol.errors import InvalidRequest, Overloaded, RequestTooLarge, TritonMQError
@@ -37,6 +40,7 @@ from mq_protocol.limits import PRODUCE_HEADER_BYTES_MAX, REQUEST_TIMEOUT_MS, STR
 from mq_protocol.methods import BROKER, Kind, Method
 from mq_protocol.wire.call import Said, parsed
 from mq_protocol.wire.envelope import Envelope
+from mq_protocol.wire.error_messages import code_of
 
 T = TypeVar("T")
 
@@ -343,3 +347,36 @@ def _passing_on(call: Call, method: Method, meter: Meter | None) -> Send[Said]:
 def is_envelope(kind: type[Message]) -> bool:
     """Whether a message carries a payload, which does not pass through protobuf."""
     return [each.name for each in kind.DESCRIPTOR.fields] == ["header", "payload"]
+
+
+class Measured:
+    """Counts requests: how many, how they ended, how long they took, how many there are now. Around one request or
+    stream, with what it raises inside. A stream lasts as long as its client likes: only how long requests take is
+    told."""
+
+    __slots__ = ("_began", "_method", "_now")
+
+    def __init__(self, method: str, *, stream: bool = False) -> None:
+        self._method = method
+        self._now: Counts = STREAMS if stream else IN_FLIGHT
+
+    def __enter__(self) -> None:
+        self._now.add(self._method)
+        self._began = time.perf_counter()
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._now.add(self._method, n=-1)
+        if self._now is IN_FLIGHT:
+            REQUEST_SECONDS.add(time.perf_counter() - self._began, self._method)
+        REQUESTS.add(self._method, _code(error))
+
+
+def _code(error: BaseException | None) -> str:
+    """A closed list, whatever went wrong: a label must not be what a stranger makes up."""
+    if error is None:
+        return "OK"
+    if isinstance(error, TritonMQError):
+        return pb.ErrorCode.Name(code_of(error))
+    return "CANCELLED" if isinstance(error, asyncio.CancelledError) else "INTERNAL"

@@ -15,8 +15,7 @@ ADDRESSES_MAX: Final = 4_096
 class Failures:
     """Owns the times of the last failures of each address."""
 
-    def __init__(self, addresses_max: int = ADDRESSES_MAX) -> None:
-        self._most = addresses_max
+    def __init__(self) -> None:
         self._times: OrderedDict[str, deque[float]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -26,7 +25,7 @@ class Failures:
         """Note a failure. For how many seconds its answer is to wait: 0 for the first `FAILURES` within `WITHIN_S`."""
         times = self._times.get(address)
         if times is None:
-            if len(self._times) >= self._most:
+            if len(self._times) >= ADDRESSES_MAX:
                 self._times.popitem(last=False)
             times = self._times[address] = deque(maxlen=FAILURES)
         self._times.move_to_end(address)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from mq_broker.security.names import ANONYMOUS, Principal, kind_of_kept
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, TritonMQError, shortened
-from mq_protocol.names import quoted
+from mq_protocol.names import nearest, quoted
 
 DOCUMENT: Final = "revoked"
 ENTRIES_MAX: Final = 10_000
@@ -100,3 +101,50 @@ def load(data: bytes) -> Revoked:
 def dump(revoked: Revoked) -> bytes:
     document = {"names": sorted(revoked.names), "serials": sorted(revoked.serials)}
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+SEEN_MAX: Final = 10_000
+"""Users, and certificates, the last ones."""
+
+LONGER_MAX: Final = 3
+"""Serials that begin alike of which one is told."""
+
+
+class Known(NamedTuple):
+    """What is known of a name or a serial. `whose`: the user of it; empty if it was not seen. `longer`: serials that
+    begin so and were seen. `near`: a name that was most likely meant; empty for none."""
+
+    whose: str = ""
+    longer: tuple[str, ...] = ()
+    near: str = ""
+
+
+class Seen:
+    """Which users and certificates a broker has seen since it started: who revokes one is told whether there is such a
+    one. Owns the last names, and the last serials with whose they are."""
+
+    def __init__(self) -> None:
+        self._names: OrderedDict[str, None] = OrderedDict()
+        self._serials: OrderedDict[str, str] = OrderedDict()
+
+    def note(self, name: str, serial: str) -> None:
+        """Somebody has come, with that certificate if `serial` is not empty."""
+        if name not in self._names:
+            self._names[name] = None
+            if len(self._names) > SEEN_MAX:
+                self._names.popitem(last=False)
+        if serial and serial not in self._serials:
+            self._serials[serial] = name
+            if len(self._serials) > SEEN_MAX:
+                self._serials.popitem(last=False)
+
+    def known(self, entry: str, named: Collection[str]) -> Known:
+        """Of a name or a serial. `named`: names that rules and such have."""
+        if ":" in entry:
+            if entry in self._names or entry in named:
+                return Known(entry)
+            return Known(near=nearest(entry, sorted({*self._names, *named})) or "")
+        if entry in self._serials:
+            return Known(self._serials[entry])
+        longer = [serial for serial in self._serials if serial.startswith(entry)]
+        return Known(longer=tuple(longer[:LONGER_MAX]))

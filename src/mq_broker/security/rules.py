@@ -7,16 +7,18 @@ describing; whoever is denied to describe is denied everything.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial, total_ordering
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mq_broker.security.names import kind_of_kept
 from mq_protocol.access.rights import CLUSTER_NAME, IMPLY_DESCRIBE, Kind, Operation, check_pair
-from mq_protocol.errors import InvalidRequest, InvalidTopicName
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidTopicName, TritonMQError, shortened
 from mq_protocol.limits import NAME_BYTES_MAX
 from mq_protocol.names import check_group_name, check_lock_name, check_topic_name, quoted
 
@@ -209,3 +211,88 @@ def _denies(rule: Rule, asked: Operation) -> bool:
 
 def _covers(allowed: Operation, asked: Operation) -> bool:
     return allowed is asked or (asked is Operation.DESCRIBE and allowed in IMPLY_DESCRIBE)
+
+
+BUCKETS: Final = 16
+"""The coordination service keeps so many documents, each with the rules of some principals. One is JSON: `{"rules":
+[[principal, effect, operation, kind, name, "literal" or "prefix"], …]}`, in order. It is read whole or not at all: a
+rule that this version does not know may deny something."""
+
+_LITERAL, _PREFIX = "literal", "prefix"
+_ERROR_BYTES_MAX: Final = 500
+
+Documents = Mapping[str, tuple[int, bytes]]
+"""By name: version and contents."""
+
+
+def document_of(principal: str) -> str:
+    """The name of the document that has the rules of that principal."""
+    return f"acls/{hashlib.sha256(principal.encode()).digest()[0] % BUCKETS}"
+
+
+def dump(rules: Iterable[Rule]) -> bytes:
+    listed = [
+        [rule.principal, rule.effect, rule.operation, rule.kind, rule.name, _PREFIX if rule.prefix else _LITERAL]
+        for rule in sorted(rules)
+    ]
+    return json.dumps({"rules": listed}, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def load(name: str, data: bytes) -> frozenset[Rule]:
+    """The rules of the document of that name. Raises `CoordinationUnavailable`, which says what is wrong with it."""
+    try:
+        document = json.loads(data)
+        if document.keys() != {"rules"}:
+            raise ValueError("it has other keys than `rules`")
+        return frozenset(_rule(name, *entry) for entry in document["rules"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TritonMQError) as error:
+        raise CoordinationUnavailable(
+            f"the security document {name} does not hold rules that this version knows "
+            f"({shortened(repr(error), _ERROR_BYTES_MAX)}): put back what was there, or start a release that knows them"
+        ) from error
+
+
+def _rule(document: str, principal: Any, effect: Any, operation: Any, kind: Any, name: Any, match: Any) -> Rule:
+    if match not in (_LITERAL, _PREFIX) or not isinstance(name, str) or not isinstance(principal, str):
+        raise ValueError("a rule is no list of texts")
+    rule = Rule(principal, Effect(effect), Operation(operation), Kind(kind), name, match == _PREFIX)
+    if document_of(rule.principal) != document:
+        raise ValueError(f"the rules of {rule.principal} belong to {document_of(rule.principal)}")
+    return rule
+
+
+class Edit(NamedTuple):
+    """What is to be written, with the versions that it replaces, and how many rules come and go."""
+
+    changes: dict[str, tuple[int, bytes]]
+    added: int
+    removed: int
+
+
+def edited(documents: Documents, add: Iterable[Rule], remove: Iterable[Rule]) -> Edit:
+    """The documents with some rules less, then some more; those alone that change. A rule that is there is not added
+    again, one that is not there is not removed. Raises `CoordinationUnavailable` for a document that cannot be
+    read."""
+    before: dict[str, frozenset[Rule]] = {}
+    after: dict[str, set[Rule]] = {}
+
+    def rules_of(principal: str) -> set[Rule]:
+        name = document_of(principal)
+        if name not in after:
+            before[name] = load(name, documents[name][1]) if name in documents else frozenset()
+            after[name] = set(before[name])
+        return after[name]
+
+    for rule in remove:
+        rules_of(rule.principal).discard(rule)
+    for rule in add:
+        rules_of(rule.principal).add(rule)
+    return Edit(
+        {
+            name: (documents[name][0] if name in documents else -1, dump(rules))
+            for name, rules in after.items()
+            if rules != before[name]
+        },
+        sum(len(rules - before[name]) for name, rules in after.items()),
+        sum(len(before[name] - rules) for name, rules in after.items()),
+    )

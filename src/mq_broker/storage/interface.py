@@ -21,7 +21,7 @@ from mq_protocol.wire.envelope import Buffer
 
 class Frame(NamedTuple):
     """`parts` joined are the frame's `size` bytes. The first part is header and meta, the others the payload, untouched
-    (no copy until the write). Made by `frame.encode` and `frame.decode_frames` only."""
+    (no copy until the write). Made by `frame.encode` and `frame.decode_frame` only."""
 
     entry: Entry
     parts: tuple[Buffer, ...]

@@ -128,7 +128,8 @@ def encode_slot(place: Place, slot: Slot) -> bytes:
         )
     content = {"generation": slot.generation, "key": slot.key_id, "wrapped": base64.b64encode(slot.wrapped).decode()}
     payload = json.dumps(content, sort_keys=True).encode().ljust(_SLOT_JSON_MAX, b"\0")
-    return _framed(place, _KEY, 0, _NO_NONCE, payload)
+    checked = _HEADER.pack(0, _MAGIC, _KEY, 0, 0, _NO_NONCE, _ZEROS, 0, 0, len(payload), 0)[4:] + payload
+    return checksum(place.seed, checked).to_bytes(4, "little") + checked
 
 
 def decode_slot(place: Place, data: memoryview) -> Slot:
@@ -274,10 +275,10 @@ class DataKey:
         )
 
 
-def walk_unit(place: Place, data: memoryview, at: int = 0) -> tuple[int, int]:
-    """Without a key: the index of the whole unit that begins at `at`, and where it ends. Raises `CorruptBatch`."""
-    header = _checked_header(place, data, at)
-    return header.entry_index, at + header.frame_bytes
+def walk_unit(place: Place, data: memoryview) -> tuple[int, int]:
+    """Without a key: the index of the whole unit that `data` begins with, and where it ends. Raises `CorruptBatch`."""
+    header = _checked_header(place, data, 0)
+    return header.entry_index, header.frame_bytes
 
 
 def _checked_header(place: Place, data: memoryview, at: int) -> Any:
@@ -288,11 +289,6 @@ def _checked_header(place: Place, data: memoryview, at: int) -> Any:
     if checksum(place.seed, data[at + 4 : end]) != header.crc:
         raise CorruptBatch(f"checksum does not hold for sealed entry {header.entry_index} of {place}: damaged")
     return header
-
-
-def _framed(place: Place, kind: int, index: int, nonce: bytes, payload: bytes) -> bytes:
-    checked = _HEADER.pack(0, _MAGIC, kind, 0, index, nonce, _ZEROS, 0, 0, len(payload), 0)[4:] + payload
-    return checksum(place.seed, checked).to_bytes(4, "little") + checked
 
 
 def _place_bytes(place: Place) -> bytes:

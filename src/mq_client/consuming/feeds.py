@@ -1,6 +1,6 @@
 """One stream to each broker for all consumers of a process that want the same: partitions that several are pushed.
 
-A consumer without a group opens its partitions on a stream of its own (session.py). Where two of them, of the same
+A consumer without a group opens its partitions on a stream of its own (subscription.py). Where two of them, of the same
 cluster and the same user, have come to the same offset of a partition, the partition is opened once more, on a stream
 for all, and whoever is at its offset goes over to that: it is fed. Nobody waits for anybody. Who takes too slowly goes
 on by its own stream, from its own offset, and so do all when the stream for all ends.
@@ -421,7 +421,7 @@ class Feeding:
                     continue
                 lacks_columns = view.typed and batch.nodes > schema_nodes(view.schema)
                 if lacks_columns or batch.base_offset > place.position or self._full(address):
-                    self._go_by_itself(place, feed)
+                    self._go_by_itself(place)
                     break
                 self._held[address] = self._held.get(address, 0) + len(batch.payload)
                 subscriptions.put(place, batch, partial(self._released, address))
@@ -445,7 +445,7 @@ class Feeding:
         held = self._held.get(address, 0) + self._subscriptions.held(address)
         return held * times >= self._subscriptions.credit_bytes
 
-    def _go_by_itself(self, place: PartitionPlace, feed: Feed) -> None:
+    def _go_by_itself(self, place: PartitionPlace) -> None:
         place.apart_until = time.monotonic() + APART_S
         place.feed, place.fed, place.address = None, False, None
         self._subscriptions.open_again(now=True)

@@ -1,5 +1,5 @@
 """A Subscribe stream, on the event loop of this process. Not here: what is said on it, and what comes of it
-(session.py, subscription.py)."""
+(subscription.py)."""
 
 from __future__ import annotations
 

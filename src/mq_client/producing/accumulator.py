@@ -90,12 +90,12 @@ class Accumulator:
         self._targets[view.name] = target
         return target
 
-    def drop_target(self, target: Target, now: float) -> None:
+    def drop_target(self, target: Target) -> None:
         """The topic has changed: what is open is closed, and the next record finds a new target."""
         for each in (target, *target.others.values()):
             each.dropped = True
             for partition in range(len(each.open)):
-                self._close(each, partition, now)
+                self._close(each, partition)
         self._targets.pop(target.view.name, None)
 
     def of(self, target: Target, attributes: Attributes) -> Target:
@@ -187,7 +187,7 @@ class Accumulator:
         except BaseException:  # a signal's
             batch.cut(index)
             raise
-        return self._added(target, partition, batch, index, now, named=named, news=news)
+        return self._added(target, partition, batch, index, named=named, news=news)
 
     def add_row(
         self,
@@ -209,10 +209,10 @@ class Accumulator:
         except BaseException:  # a signal's
             batch.cut(index)
             raise
-        return self._added(target, partition, batch, index, now, named=named, news=news)
+        return self._added(target, partition, batch, index, named=named, news=news)
 
     def _added(
-        self, target: Target, partition: int, batch: OpenBatch, index: int, now: float, *, named: bool, news: bool
+        self, target: Target, partition: int, batch: OpenBatch, index: int, *, named: bool, news: bool
     ) -> tuple[RecordFuture, bool]:
         """What `add` returns of the record at that place. `named`: its partition was."""
         if self.traceparent is not None and not batch.traceparent:
@@ -221,7 +221,7 @@ class Accumulator:
         if not named and index & (TURN_RECORDS - 1) == TURN_RECORDS - 1:
             self._take_turns(target)
         if batch.size >= target.batch_bytes_max:
-            self._close(target, partition, now)
+            self._close(target, partition)
             news = True
         return future, news
 
@@ -233,7 +233,7 @@ class Accumulator:
         batch = self._open.get((target, partition))
         news = False
         if batch is not None and (batch.size + size > target.batch_bytes_max or not fits_uuid(batch, uuid)):
-            self._close(target, partition, now)
+            self._close(target, partition)
             batch = None
         if batch is None:
             batch = self._open[target, partition] = OpenBatch(target.view.name, now)
@@ -263,7 +263,7 @@ class Accumulator:
         target = self._targets.get(view.name)
         if target is not None and stage is None and due == NOT_SCHEDULED and partition < len(target.open):
             for each in (target, *target.others.values()):
-                self._close(each, partition, now)
+                self._close(each, partition)
         size = batch.nbytes
         self.pending_bytes += size
         lane, closed = self._closed(
@@ -304,15 +304,15 @@ class Accumulator:
                 self._lane(target.view.name, partition, False).has_room
                 or now - batch.opened_at > self.settings.delivery_s / 2
             ):
-                self._close(target, partition, now)
+                self._close(target, partition)
         return None
 
-    def close_all(self, now: float) -> None:
+    def close_all(self) -> None:
         """Close every open batch: a flush."""
         for target, partition in list(self._open):
-            self._close(target, partition, now)
+            self._close(target, partition)
 
-    def _close(self, target: Target, partition: int, now: float) -> None:
+    def _close(self, target: Target, partition: int) -> None:
         batch = self._open.get((target, partition))
         if batch is None:
             return
@@ -444,7 +444,7 @@ class Accumulator:
         if found is None:
             return None
         lane, batch = found
-        lane.answered(batch, place)
+        lane.answered(batch)
         return self._ended(lane, batch, place, None)
 
     def shorten(self, correlation: int, there: Mapping[int, RecordPlace]) -> Answer | None:

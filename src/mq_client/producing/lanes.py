@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from mq_client.cluster.deadline import Backoff
 from mq_client.errors import NotLeader, NotSent, OutcomeUnknown, OutOfOrder, TritonMQError
-from mq_client.producing.futures import BatchPlace, Outcome
+from mq_client.producing.futures import Outcome
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import PRIORITY_USUAL
 
@@ -141,8 +141,8 @@ class Lane:
         before = self._before(batch)
         return before.uuid if before is not None else b""
 
-    def answered(self, batch: OutgoingBatch, place: BatchPlace) -> None:
-        """It is in the log: the caller settles its outcome with `place`."""
+    def answered(self, batch: OutgoingBatch) -> None:
+        """It is in the log: the caller settles its outcome."""
         self._landed(batch)
         self.batches.remove(batch)
         self._backoff.reset()

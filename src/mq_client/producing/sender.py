@@ -189,7 +189,7 @@ class Sender:
     def flush(self, deadline: Deadline) -> None:
         """Until everything given so far has its answer. Raises `OutcomeUnknown` at the deadline."""
         with self.lock:
-            self.accumulator.close_all(self._clock())
+            self.accumulator.close_all()
             waiting = [batch for lane in self.accumulator.busy() for batch in lane.batches]
             self.work.notify()
             while waiting:
@@ -206,7 +206,7 @@ class Sender:
         answers: list[Answer] = []
         with self.lock:
             self._stopping = True
-            self.accumulator.close_all(self._clock())
+            self.accumulator.close_all()
             for lane in self.accumulator.busy():
                 answers += [self.accumulator.give_up(lane, batch) for batch in list(lane.batches)]
             self._note(answers)
@@ -234,7 +234,7 @@ class Sender:
     def _give_up_all(self, error: TritonMQError) -> None:
         with self.lock:
             self.died = error
-            self.accumulator.close_all(self._clock())
+            self.accumulator.close_all()
             answers = [
                 answer for lane in self.accumulator.busy() for answer in self.accumulator.refuse_all(lane, error)
             ]

@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, InvalidSetting
-from mq_protocol.methods import BROKER, PEER
+from mq_protocol.methods import BROKER
 from mq_protocol.names import quoted
 from mq_protocol.queues.settings import DeadLetter, usual_dead_letter
 from mq_protocol.queues.work_keys import is_of_queue, place_of
@@ -95,15 +95,14 @@ class Row:
     """`needs`: of each request. `shows`: an answer, or what is done, is of those things alone to which the asker has
     this right; the handler sees to it. `says`: what is to be known beside. `waits`: the request may be under way for
     long, so that it is ended when its rights are taken away. `changes`: it is noted in the audit log whoever asks.
-    `brokers`: only brokers call it, and their word needs no right. `unhurried`: no quota of
-    requests holds it up, since it acknowledges something, or since by it a quota that is too low is raised."""
+    `unhurried`: no quota of requests holds it up, since it acknowledges something, or since by it a quota that is too
+    low is raised."""
 
     needs: tuple[Need, ...] = ()
     shows: tuple[tuple[Kind, Operation], ...] = ()
     says: str = ""
     waits: bool = False
     changes: bool = False
-    brokers: bool = False
     unhurried: bool = False
 
 
@@ -342,11 +341,6 @@ RIGHTS: Final[Mapping[str, Row]] = {
     "Lock": Row((_need(pb.LockRequest, Kind.LOCK, _O.WRITE, "name"),), waits=True),
 }
 """Of the service that clients call, by method."""
-
-BROKERS_ALONE: Final = Row(brokers=True)
-
-PEER_RIGHTS: Final[Mapping[str, Row]] = dict.fromkeys(PEER.methods, BROKERS_ALONE)
-"""Of the service that brokers call of each other."""
 
 
 def row_of(method: str) -> Row:

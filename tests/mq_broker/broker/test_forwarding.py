@@ -17,7 +17,7 @@ from mq_broker.coordination.service import CoordinationService
 from mq_broker.coordination.zookeeper import ZooKeeperStore
 from mq_broker.measured import FORWARDED, STREAMS
 from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.wire import dialling
+from mq_broker.rpc.wire import lines
 from mq_client import Admin, Consumer, Producer, Reader, Security, UnknownTopic
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.access.pem import CA_FILE
@@ -104,7 +104,7 @@ async def pair(zookeeper: str, data: Path, *, secure: bool = True, **fields: Any
     made = Pair(zookeeper, data, certs, **fields)
     started: list[Broker] = []
     patch = pytest.MonkeyPatch()
-    patch.setattr(dialling, "CONNECT_S", DEADLINE_S)  # who asks here asks once
+    patch.setattr(lines, "CONNECT_S", DEADLINE_S)  # who asks here asks once
     try:
         for broker in made.brokers.values():
             await broker.start()

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from mq_broker.broker import server
-from mq_broker.broker.service import Services
+from mq_broker.broker.server import Services
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch

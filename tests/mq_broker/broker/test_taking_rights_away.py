@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.administration.rights import acls
-from mq_broker.broker.administration.rights.rule_documents import document_of
 from mq_broker.coordination.file import FileStore
 from mq_broker.coordination.service import CoordinationService
+from mq_broker.security.rules import document_of
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.errors import InvalidTopicName, PermissionDenied, UnknownTopic

@@ -20,9 +20,9 @@ from kazoo.client import KazooClient
 
 from mq_broker.coordination.credential import Credential
 from mq_broker.coordination.interface import TopicSpec
+from mq_broker.coordination.kazoo_session import TlsHandler
 from mq_broker.coordination.service import CoordinationService
 from mq_broker.coordination.zookeeper import ZooKeeperStore
-from mq_broker.coordination.zookeeper_tls import TlsHandler
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 from mq_protocol.access.pem import Files, files_in, files_of_broker
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting

@@ -9,8 +9,7 @@ from typing import Any
 
 from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held
-from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.refusals import Refusals
+from mq_broker.rpc.peer_proof import PeerProof, Refusals
 from mq_broker.rpc.wire.accepting import bind
 from mq_broker.rpc.wire.entering import Entering, TokenDoor
 from mq_broker.rpc.wire.framed import Tls

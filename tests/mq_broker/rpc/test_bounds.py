@@ -15,8 +15,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from mq_broker.rpc import bounds, service
 from mq_broker.rpc.bounds import BOUNDS, Bounded
+from mq_broker.rpc.calls import PEER_UNARY
 from mq_broker.rpc.gate import Gate
-from mq_broker.rpc.peer_service import PEER_UNARY
 from mq_broker.rpc.service import UNARY
 from mq_broker.security.authority import Authority
 from mq_protocol import mq_pb2 as pb

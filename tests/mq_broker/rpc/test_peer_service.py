@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from mq_broker.rpc.calls import Calls
-from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.peer_service import PEER_UNARY, peer_path, served_to_brokers
-from mq_broker.rpc.refusals import LINES_A_MINUTE_MAX, Refusals
+from mq_broker.rpc.calls import PEER_UNARY, Calls, peer_path, served_to_brokers
+from mq_broker.rpc.peer_proof import LINES_A_MINUTE_MAX, PeerProof, Refusals
 from mq_broker.rpc.service import UNARY
-from mq_broker.rpc.wire.dialling import Dialling
 from mq_broker.rpc.wire.entering import Entering, ForwardedDoor, TokenDoor
+from mq_broker.rpc.wire.lines import Dialling
 from mq_broker.rpc.wire.links import Links, PeerAddress
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, OutcomeUnknown, PeerRefused, TritonMQError, Unreachable

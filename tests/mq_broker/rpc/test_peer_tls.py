@@ -8,7 +8,7 @@ import pytest
 
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.wire.certificates import Certificates
-from mq_broker.rpc.wire.dialling import Dialling
+from mq_broker.rpc.wire.lines import Dialling
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.access.pem import context, read
 from mq_protocol.errors import PeerRefused, Unreachable

@@ -38,11 +38,11 @@ def test_what_was_not_used_is_kept_for_one_second_only() -> None:
 
 def test_a_reservation_that_comes_too_late_takes_nothing() -> None:
     bucket = Bucket(10)
-    taken = [bucket.reserve(5.0, 1, 1.0) for _ in range(25)]
+    taken = [bucket.reserve(5.0, 1.0) for _ in range(25)]
     assert [yes for yes, _ in taken] == [True] * 20 + [False] * 5, "a second's worth at once, another one by waiting"
     assert taken[19][1] == pytest.approx(1.0)
     assert [delay for _, delay in taken[20:]] == pytest.approx([1.1] * 5)
-    assert bucket.reserve(6.0, 1, 1.0) == (True, pytest.approx(0.1))
+    assert bucket.reserve(6.0, 1.0) == (True, pytest.approx(0.1))
 
 
 def test_a_new_rate_is_that_at_which_the_rest_is_paid() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mq_broker.security import seen as module
-from mq_broker.security.seen import Known, Seen
+from mq_broker.security import revoked as module
+from mq_broker.security.revoked import Known, Seen
 
 
 @pytest.fixture

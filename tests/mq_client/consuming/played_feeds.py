@@ -10,7 +10,7 @@ import pytest
 from mq_client.cluster import loop as loop_module
 from mq_client.cluster.client import Client as Caller
 from mq_client.consuming import feeds as feeds_module
-from mq_client.consuming import session
+from mq_client.consuming import subscription
 from mq_protocol.sql.ddl import parse_schema
 from tests.mq_client.cluster.scripted import topic_info
 from tests.mq_client.consuming.played_subscription import Client, Stream
@@ -78,7 +78,7 @@ class World:
         self, group: str = "", *, credit_bytes: int = 1 << 20, columns: str = "", topic_id: str = "", **options: Any
     ) -> Client:
         made = Client(self._monkeypatch, group, **options)
-        self._monkeypatch.setattr(session, "PushStream", self._opener(self.own))
+        self._monkeypatch.setattr(subscription, "PushStream", self._opener(self.own))
         made.subscriptions.credit_bytes = credit_bytes
         if columns:
             made.say(topic_info(1, 2, schema=parse_schema(columns)))

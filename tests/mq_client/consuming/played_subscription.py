@@ -11,7 +11,7 @@ import pytest
 from mq_client.cluster import connection as connection_module
 from mq_client.cluster import deadline as deadline_module
 from mq_client.cluster.deadline import Deadline
-from mq_client.consuming import session
+from mq_client.consuming import subscription
 from mq_client.consuming.record_queue import PartitionPlace
 from mq_client.consuming.shared_batch import SharedBatch
 from mq_client.consuming.subscription import Subscriptions
@@ -83,7 +83,7 @@ class Client:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, group: str = "", **options: Any) -> None:
         self.streams: list[Stream] = []
-        monkeypatch.setattr(session, "PushStream", self._open)
+        monkeypatch.setattr(subscription, "PushStream", self._open)
         clock = Clock()
         monkeypatch.setattr(connection_module, "time", clock)
         monkeypatch.setattr(deadline_module, "time", clock)

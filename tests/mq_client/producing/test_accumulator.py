@@ -20,7 +20,7 @@ def test_what_a_broker_has_of_a_batch_is_left_out_and_the_rest_is_sent_as_anothe
     made = accumulator()
     target = made.add_target(view())
     futures = [add_own(made, target, b"%d" % n, b"%d" % n) for n in range(6)]
-    made.close_all(0.0)
+    made.close_all()
     [(batch, correlation, _)] = take_all(made, 0.0)
     before = batch.uuid
     for there, rest in (({0: 70, 3: 73}, [b"1", b"2", b"4", b"5"]), ({2: 44}, [b"1", b"2", b"5"])):
@@ -44,7 +44,7 @@ def test_a_batch_of_which_a_broker_has_everything_is_answered_at_once() -> None:
     made = accumulator()
     target = made.add_target(view())
     futures = [add_own(made, target, b"%d" % n, b"%d" % n) for n in range(2)]
-    made.close_all(0.0)
+    made.close_all()
     [(_, correlation, _)] = take_all(made, 0.0)
     answer = made.shorten(correlation, {0: RecordPlace(5, 9), 1: RecordPlace(3, 8)})
     assert answer is not None
@@ -59,7 +59,7 @@ def test_a_batch_names_the_span_of_its_first_record_that_has_one() -> None:
     target = made.add_target(view())
     for _ in range(3):
         add(made, target, b"x", now=1.0)
-    made.close_all(1.0)
+    made.close_all()
     [(batch, _, _)] = take_all(made, 1.0)
     assert batch.traceparent == b"first"
 
@@ -83,7 +83,7 @@ def test_a_batch_closes_when_it_is_full_and_the_record_that_does_not_fit_opens_t
     for value in (b"a" * 60, b"b" * 60, b"c" * 100):
         add(made, target, value, now=1.0)
     assert [values(batch)[0][:1] for batch, _, _ in take_all(made, 1.0)] == [b"a", b"b"]
-    made.close_all(1.0)
+    made.close_all()
     made.answer(next(iter(made.in_flight)), BatchPlace(0, 0, 1, 0, False))
     assert [values(batch)[0][:1] for batch, _, _ in take_all(made, 1.0)] == [b"c"]
 
@@ -123,7 +123,7 @@ def test_a_plain_record_that_needs_more_than_its_place_in_a_batch_is_not_taken()
     )
     assert made.add_plain(target, None, None, b"x", 40, 0, 80) is None, "there is no room in memory"
     assert made.add_plain(target, None, None, b"x", 40, 0, 90) is not None
-    made.drop_target(target, 1.0)
+    made.drop_target(target)
     assert made.add_plain(target, None, None, b"x", 1, 0, 1_000) is None, "the topic has changed"
     small = made.add_target(replace(view(), settings=parse_settings({"record_bytes_max": "4"}, 1)))
     add(made, small, b"x", now=1.0, partition=None)
@@ -143,7 +143,7 @@ def test_what_few_records_have_stays_with_those_that_have_it() -> None:
     made.add_plain(target, None, None, b"2", 1, 7_000, 1_000)
     made.add(target, 0, None, None, [("h", b"x")], None, 1, 8_000, 1.0)
     made.add_plain(target, 0, b"q", b"4", 1, 9_000, 1_000)
-    made.close_all(1.0)
+    made.close_all()
     [(batch, _, _)] = take_all(made, 1.0)
     found = decode_batch(batch.encoded(), RECORD_SCHEMA)
     found.validate(full=True)
@@ -175,7 +175,7 @@ def test_a_record_whose_publishing_a_signal_broke_off_leaves_nothing_to_the_next
         (by_short_way if plain else by_long_way)()
     batch.values = list(batch.values)
     assert made.add_plain(target, 0, None, b"next", 1, 8_000, 1 << 20) is not None
-    made.close_all(1.0)
+    made.close_all()
     [(sent, _, _)] = take_all(made, 1.0)
     found = decode_batch(sent.encoded(), RECORD_SCHEMA)
     assert sent.record_count == found.num_rows == 2
@@ -195,7 +195,7 @@ def test_a_record_with_a_uuid_that_a_signal_broke_off_leaves_no_uuid_to_the_next
         add_own(made, target, b"broken off", b"b")
     batch.values = list(batch.values)
     add_own(made, target, b"1", following)
-    made.close_all(1.0)
+    made.close_all()
     [(sent, _, _)] = take_all(made, 1.0)
     assert (values(sent), own_uuids(sent)) == ([b"0", b"1"], [b"a", following])
 
@@ -219,7 +219,7 @@ def test_an_answer_that_comes_after_giving_up_is_ignored() -> None:
     made = accumulator()
     target = made.add_target(view())
     future = add(made, target, b"a", now=1.0)
-    made.close_all(1.0)
+    made.close_all()
     [(batch, correlation, _)] = take_all(made, 1.0)
     [lane] = made.busy()
     made.give_up(lane, batch).tell()
@@ -247,7 +247,7 @@ def test_a_batch_that_may_be_in_the_log_is_not_refused_with_its_topic() -> None:
     made = accumulator()
     target = made.add_target(view())
     future = add(made, target, b"a", now=1.0)
-    made.close_all(1.0)
+    made.close_all()
     [(batch, correlation, _)] = take_all(made, 1.0)
     assert made.refuse(correlation, OutcomeUnknown("the stream broke off"), 1.0) is None
     [lane] = made.busy()

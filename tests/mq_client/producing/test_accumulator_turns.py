@@ -138,7 +138,7 @@ def test_rows_become_batches_of_the_topics_schema() -> None:
     added = [add_row(made, target, number) for number in range(4)]
     assert [news for _, news in added] == [True, False, True, True]
     assert [future.index for future, _ in added] == [0, 1, 2, 0]
-    made.close_all(1.0)
+    made.close_all()
     first, second = take_all(made, 1.0)
     assert [(numbers(batch), batch.record_count, batch.size) for batch, _, _ in (first, second)] == [
         ([0, 1, 2], 3, 24),
@@ -162,7 +162,7 @@ def test_rows_have_uuids_of_their_own_each_once_in_a_batch() -> None:
     target = made.add_target(typed_view())
     for uuid in (b"a" * 16, b"b" * 16, b"a" * 16):
         add_row(made, target, 1, uuid=uuid)
-    made.close_all(1.0)
+    made.close_all()
     batches = [batch for batch, _, _ in take_all(made, 1.0)]
     assert [(batch.record_count, batch.record_uuids) for batch in batches] == [(2, b"a" * 16 + b"b" * 16), (1, b"")]
     assert batches[1].uuid == b"a" * 16
@@ -195,7 +195,7 @@ def test_a_topic_that_changed_has_its_open_batches_closed_and_is_written_to_no_m
     assert made.targets() == [target, other]
     for partition in (0, 2):
         add(made, target, b"x", now=1.0, partition=partition)
-    made.drop_target(target, 1.0)
+    made.drop_target(target)
     assert target.dropped
     assert made.targets() == [other]
     assert sorted(batch.partition for batch, _, _ in take_all(made, 1.0)) == [0, 2]

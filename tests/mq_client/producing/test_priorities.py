@@ -19,7 +19,7 @@ def test_records_of_one_priority_share_a_batch_whatever_comes_between() -> None:
     target = made.add_target(view())
     for n, priority in enumerate((9, PRIORITY_USUAL, 9, PRIORITY_USUAL, 0)):
         add(made, made.of(target, Attributes(priority)), b"%d" % n, 0.0)
-    made.close_all(0.0)
+    made.close_all()
     batches = [(batch.attributes.priority, values(batch)) for batch, _, _ in take_all(made, 0.0)]
     assert batches == [(9, [b"0", b"2"]), (PRIORITY_USUAL, [b"1", b"3"]), (0, [b"4"])]
 
@@ -30,7 +30,7 @@ def test_what_is_open_of_every_priority_is_closed_when_the_topic_changes() -> No
     other = made.of(target, Attributes(9))
     assert made.of(target, Attributes(9)) is other
     add(made, other, b"1", 0.0)
-    made.drop_target(target, 0.0)
+    made.drop_target(target)
     assert other.dropped
     assert [batch.attributes.priority for batch, _, _ in take_all(made, 0.0)] == [9]
 
@@ -76,7 +76,7 @@ def test_where_each_record_has_a_ttl_of_its_own_not_all_of_them_are_remembered()
     for ttl_ms in range(1, 1_000):
         add(made, made.of(target, Attributes(ttl_ms=ttl_ms)), b"1", 0.0)
         if ttl_ms % 50 == 0:
-            made.close_all(0.0)
+            made.close_all()
         assert len(target.others) <= 50 + 2 * 50 + OTHERS_MAX
-    made.close_all(0.0)
+    made.close_all()
     assert made.idle is False

@@ -13,7 +13,6 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.access.rights import (
     CLUSTER_NAME,
     OPERATIONS,
-    PEER_RIGHTS,
     RIGHTS,
     Kind,
     Need,
@@ -26,7 +25,7 @@ from mq_protocol.access.rights import (
     row_of,
 )
 from mq_protocol.errors import InvalidRequest, InvalidSetting
-from mq_protocol.methods import BROKER, PEER, Method
+from mq_protocol.methods import BROKER, Method
 
 NAMES = {"topic", "topics", "group", "name", "query_id"}
 """What fields are called that name a resource."""
@@ -87,8 +86,6 @@ def request_of(method: Method) -> type[Message]:
 
 def test_every_method_has_a_row_and_no_row_is_without_a_method() -> None:
     assert RIGHTS.keys() == BROKER.methods.keys()
-    assert PEER_RIGHTS.keys() == PEER.methods.keys()
-    assert all(row.brokers and not row.needs for row in PEER_RIGHTS.values())
     assert [name for name, row in RIGHTS.items() if not row.needs and not row.shows] == []
 
 

@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from mq_broker.rpc.calls import opening
 from mq_broker.rpc.service import UNARY, parse
-from mq_broker.rpc.wire.dialling import Dialling
-from mq_broker.rpc.wire.lines import Lines
+from mq_broker.rpc.wire.lines import Dialling, Lines
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, schema_to_bytes
 from mq_protocol.errors import NotYetWritten, OffsetOutOfRange, OutcomeUnknown, OutOfOrder, TritonMQError

@@ -7,14 +7,14 @@ from tests.simulation.real.fault import Fault
 BACKUPS = (
     Fault(
         "a candidate claims without company",
-        "core.replication.company:Company.allows",
+        "core.replication.election:Company.allows",
         "if 1 + len(heard) < needed:",
         "if False:",
         ("old directory",),
     ),
     Fault(
         "a candidate claims though a named log is ahead",
-        "core.replication.company:Company.allows",
+        "core.replication.election:Company.allows",
         "> mine",
         "> (1 << 62, 0)",
         ("old directory",),

@@ -195,7 +195,7 @@ class Admin:
             try:
                 topic = await self._named(name, deadline)
             except UnknownTopic:
-                made = await self._made_by_itself(request, deadline)
+                made = await self._made_by_itself(request)
                 if made is None:
                     response.unknown_topics.append(name)
                     continue
@@ -216,7 +216,7 @@ class Admin:
             return await self.transactions_topic(deadline)
         return await self._topics.get(name)
 
-    async def _made_by_itself(self, request: pb.MetadataRequest, deadline: float) -> Topic | None:
+    async def _made_by_itself(self, request: pb.MetadataRequest) -> Topic | None:
         """The one topic that is asked for, made because somebody is about to use it; None if this broker is not set to
         do that.
 

@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from mq_broker.broker.data.scheduled import Scheduled, check_schedule, is_scheduled
-from mq_broker.broker.data.tracing import Tracing, end
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.host.windows import Fillers
@@ -27,8 +26,7 @@ from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.places import Places
 from mq_broker.broker.runtime.streams import side_by_side
-from mq_broker.broker.transactions.owned import Owned
-from mq_broker.broker.transactions.owners import owner_of
+from mq_broker.broker.transactions.owners import Owned, owner_of
 from mq_broker.broker.transactions.requests import check_attempt, check_micro_batch_id, key_of, listed_name
 from mq_broker.core.entries import (
     NO_UUID,
@@ -48,6 +46,7 @@ from mq_broker.measured import PRODUCE_BATCHES, PRODUCE_SECONDS
 from mq_broker.rpc.callers import account, asker, caller
 from mq_broker.rpc.service import ProduceRequests, RefusedBatch, Send
 from mq_broker.rpc.turns import Spacing
+from mq_process.tracing import tracer
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.access.quotas import Quota
 from mq_protocol.arrow import check_untrusted
@@ -64,6 +63,7 @@ from mq_protocol.names import INTERNAL_PREFIX, check_id
 from mq_protocol.queues.work_keys import is_of_queue, place_of
 from mq_protocol.wire.envelope import Envelope
 from mq_protocol.wire.error_messages import code_of, to_wire
+from mq_protocol.wire.traceparent import from_bytes
 
 log = logging.getLogger(__name__)
 
@@ -316,7 +316,7 @@ class _Stream:
         PRODUCE_SECONDS.add(self._loop.time() - batch.began, _ACKS.get(batch.header.acks, "other"))
         PRODUCE_BATCHES.add(_code(result))
         if batch.span is not None:
-            end(batch.span, batch.header, result)
+            end_span(batch.span, batch.header, result)
         if batch.partition is not None and is_scheduled(batch.header):
             self._producing.scheduled.waits(batch.partition)
         match result:
@@ -444,3 +444,61 @@ def _rest(batch: _Batch, rests: Spacing, whose: str) -> float:
     swollen = batch.decoded_bytes > max(SWOLLEN_BYTES, SWOLLEN_TIMES * len(batch.payload))
     refused = batch.error is not None and batch.check_s > REFUSED_LATE_S
     return rests.rest_s(min(RESTS * batch.check_s, REST_S_MAX), whose) if swollen or refused else 0.0
+
+
+_TOLD: Final = {pb.ALL: "committed", pb.LEADER: "written", pb.NONE: "proposed"}
+
+
+class Tracing:
+    """Spans of batches that arrive, for those that say which trace they belong to, where this broker sends spans. Owns
+    the broker's tracer, if it has one."""
+
+    def __init__(self) -> None:
+        self._tracer = tracer()
+
+    def begin(self, header: pb.ProduceHeader, payload_bytes: int) -> Any | None:
+        """The span of a batch, `append T`; None where it is of no trace, or of one that nobody records. Raises
+        `InvalidRequest` for a `traceparent` that is none."""
+        if not header.traceparent:
+            return None
+        parent = from_bytes(header.traceparent)
+        if self._tracer is None or not parent.sampled:
+            return None
+        from opentelemetry import trace
+
+        context = trace.SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=trace.TraceFlags(1))
+        span = self._tracer.start_span(
+            f"append {header.topic}",
+            trace.set_span_in_context(trace.NonRecordingSpan(context)),
+            trace.SpanKind.SERVER,
+            {
+                "messaging.system": "tritonmq",
+                "messaging.operation.name": "append",
+                "messaging.destination.name": header.topic,
+                "messaging.destination.partition.id": str(header.partition),
+                "messaging.batch.message_count": header.record_count,
+                "messaging.message.body.size": payload_bytes,
+                "tritonmq.batch.uuid": header.uuid[:16].hex(),
+            },
+        )
+        return span if span.is_recording() else None
+
+
+def end_span(span: Any, header: pb.ProduceHeader, result: Result) -> None:
+    """The batch has its answer, and so its span an end."""
+    match result:
+        case Done(_, base_offset, _, duplicate):
+            # What is staged or scheduled waits for the in-sync replicas, whatever it asks for.
+            at_once = base_offset >= 0 or header.acks == pb.NONE
+            span.add_event(_TOLD[header.acks if at_once else pb.ALL])
+            span.set_attributes({"tritonmq.offset": base_offset, "tritonmq.duplicate": duplicate})
+        case RecordsThere(records):
+            span.add_event("there", {"tritonmq.records": len(records)})
+        case Refused(error):
+            from opentelemetry.trace import Status, StatusCode
+
+            span.set_attribute("error.type", pb.ErrorCode.Name(code_of(error)))
+            span.set_status(Status(StatusCode.ERROR, str(error)))
+        case Decided():
+            raise AssertionError(f"a batch cannot be answered with {result}")
+    span.end()

@@ -2,18 +2,18 @@
 
 A cursor moves by a `MoveCursor` entry. Members settle much faster than entries commit, so moves are coalesced: one in
 flight a group and partition, then the newest. Who the members are is subscriptions.py's.
+
+A group reads a topic as a stream, works it off as a queue, or is a broadcast group: never two of these.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from mq_broker.broker.groups.kinds import check_is_no_queue
-from mq_broker.broker.groups.labels import Labels
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
@@ -28,7 +28,7 @@ from mq_broker.rpc.callers import asker, own_member
 from mq_broker.security.authority import Asker
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.access.rights import Kind, Operation
-from mq_protocol.errors import GroupInUse, InvalidRequest, PermissionDenied, TritonMQError, UnknownGroup
+from mq_protocol.errors import GroupInUse, InvalidRequest, PermissionDenied, TritonMQError, UnknownGroup, WrongGroupKind
 from mq_protocol.limits import ANSWER_BYTES_MAX, REQUEST_TIMEOUT_MS
 from mq_protocol.names import check_group_name, check_label, check_member_key, check_new_group_name, quoted
 from mq_protocol.wire.error_messages import to_wire
@@ -41,6 +41,9 @@ KINDS = (*OF_CONSUMERS, SPARK)
 
 MOVE_AGAIN_S: Final = 1.0
 """After a move was refused for now: too few replicas are in sync, or the leadership is being handed over."""
+
+LABELS_MAX: Final = 10_000
+"""So many are remembered; what was told the longest time ago is forgotten first."""
 
 CURSOR_TOLD_BYTES: Final = 500
 """About what a cursor takes in an answer, as an object, beside its members."""
@@ -77,6 +80,26 @@ class Mover:
 def note_stranger(asker: Asker, group: str) -> None:
     """In the audit log: it was refused the cursor of another user's query."""
     asker.note_denied(Operation.READ, Kind.GROUP, group, "the cursor is of another user's query, who moved it first")
+
+
+def check_is_no_queue(partition: Partition, group: str) -> None:
+    """Raises `WrongGroupKind` for a queue group of the partition's topic."""
+    if group in partition.topic.spec.queues:
+        name = partition.topic.spec.name
+        raise WrongGroupKind(
+            f"group {group!r} of topic {name} is a queue group, and has no place in the log: work it off (Queue, "
+            f"`tritonmq queue describe {name} {group}`), or read the topic in another group"
+        )
+
+
+def check_is_no_stream(partition: Partition, group: str, members: Collection[str]) -> None:
+    """Raises `WrongGroupKind` for a group that reads the partition as a stream. `members`: those that do so now: the
+    cursor of the first may not be committed yet."""
+    if members or group in partition.replica.machine.cursors:
+        raise WrongGroupKind(
+            f"group {group!r} reads {partition.name} as a stream and has a cursor there: choose another name for a "
+            "broadcast group, or delete that group"
+        )
 
 
 @dataclass(eq=False, slots=True)
@@ -165,6 +188,33 @@ class CursorMoves:
         if moving.wanted is not None:
             (moving.offset, moving.mover), moving.wanted = moving.wanted, None
         self._propose(partition, group, moving)
+
+
+class Labels:
+    """What people call groups: a Spark query's group is named by the query's id, which tells nobody anything.
+
+    A label is for people. It is not in the journal: this broker forgets it when it ends, and is told it again with the
+    query's next micro-batch.
+
+    Owns the label of each group that this broker was told of.
+    """
+
+    def __init__(self) -> None:
+        self._labels: dict[str, str] = {}  # what was told last is at the end
+
+    def tell(self, group: str, label: str) -> None:
+        self._labels.pop(group, None)
+        self._labels[group] = label
+        if len(self._labels) > LABELS_MAX:
+            del self._labels[next(iter(self._labels))]
+
+    def of(self, group: str) -> str:
+        """Empty if it has none here."""
+        return self._labels.get(group, "")
+
+    def forget(self, group: str) -> None:
+        """It is deleted."""
+        self._labels.pop(group, None)
 
 
 class Groups:

@@ -19,16 +19,20 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+from collections.abc import Iterable
 from typing import Final, NamedTuple, Protocol
 
 from mq_broker.broker.groups.cursors import CONSUMER, CursorMoves, Mover
 from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.runtime.streams import in_turns
+from mq_broker.core.entries import DeleteGroup
 from mq_broker.core.machine.admission import too_many_groups
 from mq_broker.core.machine.state import EPHEMERAL
 from mq_broker.measured import ALARMS
 from mq_broker.security.names import is_anothers, member_shown
 from mq_protocol.errors import InvalidRequest, MemberInUse, TooManyMembers, TritonMQError
-from mq_protocol.limits import GROUP_HANDOVER_MS, GROUP_MEMBERS_MAX
+from mq_protocol.limits import GROUP_HANDOVER_MS, GROUP_MEMBERS_MAX, REQUEST_TIMEOUT_MS
 from mq_protocol.names import quoted
 from mq_protocol.partitioner import member_of_partition
 
@@ -317,3 +321,78 @@ class Shares:
     def members_of(self, partition: Partition, group: str) -> list[str]:
         share = self._shares.get((partition, group))
         return share.members if share is not None else []
+
+
+SLEPT_MS: Final = 5_000
+"""A broker that has not looked for so long stood still."""
+
+
+class IdleMembers:
+    """Looks after members that have a partition and do nothing with it. Owns when it looked last."""
+
+    def __init__(self, shell: Shell, shares: Shares) -> None:
+        self._shell = shell
+        self._shares = shares
+        self._looked_ms = shell.now_ms()
+
+    async def look(self) -> None:
+        """At each group of each partition led here that has members."""
+        now_ms = self._shell.now_ms()
+        stood_still = now_ms - self._looked_ms > SLEPT_MS
+        self._looked_ms = now_ms
+        async for partition, share in in_turns(self._shares.all()):
+            if stood_still or not partition.serving:
+                share.look_anew()
+            else:
+                share.look(now_ms, partition.topic.settings.member_idle_ms)
+
+
+GRACE_MS: Final = 30_000
+"""For so long members may be away: longer than a failover takes them to come back, or a program to restart."""
+
+
+class EphemeralGroups:
+    """Groups that end with their last member: their cursors go some time after nobody reads in them any more.
+
+    That a group is ephemeral is written in its cursors, so every leader knows. Each leader decides for its partitions:
+    all members of a group are members of each partition's share. A new leader has heard of no member yet, and begins to
+    wait anew.
+
+    Owns since when each ephemeral group has had no member, of the partitions led here.
+    """
+
+    def __init__(self, shell: Shell, shares: Shares) -> None:
+        self._shell = shell
+        self._shares = shares
+        self._alone: dict[tuple[Partition, str], tuple[int, int]] = {}  # (leader epoch, since when)
+
+    @staticmethod
+    def which(partition: Partition) -> object:
+        return partition.replica.machine.ephemeral
+
+    def look(self, partitions: Iterable[Partition]) -> None:
+        """End the groups whose time is over."""
+        now_ms = self._shell.now_ms()
+        alone: dict[tuple[Partition, str], tuple[int, int]] = {}
+        for partition in partitions:
+            if not partition.serving:
+                continue
+            for group in partition.replica.machine.ephemeral:
+                if self._shares.members_of(partition, group):
+                    continue
+                epoch = partition.replica.leader_epoch
+                former, since_ms = self._alone.get((partition, group), (epoch, now_ms))
+                since_ms = since_ms if former == epoch else now_ms
+                if now_ms - since_ms >= GRACE_MS:
+                    self._shell.spawn(self._end(partition, group), f"end group {group} in {partition.name}")
+                    since_ms = now_ms
+                alone[partition, group] = epoch, since_ms
+        self._alone = alone
+
+    async def _end(self, partition: Partition, group: str) -> None:
+        self._shares.forget(partition, group)
+        try:
+            await partition.ask(DeleteGroup(group), asyncio.get_running_loop().time() + REQUEST_TIMEOUT_MS / 1000)
+            log.info("%s: group %s has ended: it had no member for %g s", partition.name, group, GRACE_MS / 1000)
+        except TritonMQError as error:  # another leader, or the next look, does it
+            log.info("%s: group %s could not be ended: %s", partition.name, group, error)

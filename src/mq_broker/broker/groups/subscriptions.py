@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 
 from mq_broker.broker.groups import pushed_once
 from mq_broker.broker.groups.audiences import Audiences
-from mq_broker.broker.groups.cursors import Mover, note_stranger
-from mq_broker.broker.groups.kinds import check_is_no_queue, check_is_no_stream
+from mq_broker.broker.groups.cursors import Mover, check_is_no_queue, check_is_no_stream, note_stranger
 from mq_broker.broker.groups.pushed_once import Pushed, PushedOnce
 from mq_broker.broker.groups.sharing import Share, Shares
 from mq_broker.broker.host.cold_reads import ColdReads

@@ -11,16 +11,18 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, TypeAlias, assert_never, cast
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, assert_never, cast
 
-from mq_broker.broker.host.arriving import bytes_max
-from mq_broker.broker.host.interface import Host
-from mq_broker.broker.host.opened import Opened
+from mq_broker.broker.host.arriving import ArrivingSnapshots, bytes_max
+from mq_broker.broker.host.contacts import Contacts
 from mq_broker.broker.host.peer_messages import PeerMessages
-from mq_broker.broker.host.quiescence import IN_EARNEST, Rest
+from mq_broker.broker.host.quiescence import IN_EARNEST, Rest, Ticking
 from mq_broker.broker.metadata.topics import Topic
+from mq_broker.coordination.service import CoordinationService
 from mq_broker.core.entries import NO_UUID, Decide, Entry, Operation, level_of
+from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import (
     AppendAck,
     AreStaged,
@@ -29,14 +31,17 @@ from mq_broker.core.messages import (
     CasOutcome,
     Decided,
     DecisionCommitted,
+    DiskRefused,
     Done,
     Effect,
     Event,
+    Flushed,
     HandedOver,
     HandOver,
     Identity,
     Install,
     JournalBegins,
+    LogReplaced,
     NodeRead,
     NodeState,
     OffsetsSkipped,
@@ -67,8 +72,10 @@ from mq_broker.core.messages import (
 from mq_broker.core.replication.peer_admission import judge
 from mq_broker.core.replication.replica import Replica
 from mq_broker.measured import ALARMS, ISR_CHANGES, LEADERSHIPS, TOPIC_BYTES_IN, TOPIC_RECORDS_IN
+from mq_broker.rpc.wire.links import Links
 from mq_broker.storage.codec.frame import Place, encode
-from mq_broker.storage.interface import NOTHING_UNSEALED, Frame, Journal, Unsealed
+from mq_broker.storage.interface import NOTHING_UNSEALED, Frame, Journal, OpenJournal, Unsealed
+from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
     CoordinationUnavailable,
@@ -103,6 +110,108 @@ class _Waiting(NamedTuple):
     deadline: float
 
 
+class Host(Protocol):
+    """What a partition asks of the broker that holds it (shell.py). Called on the event loop. `broker` is its id,
+    `incarnation` says which start of it this is. `level`: of the cluster's features."""
+
+    @property
+    def broker(self) -> int: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def level(self) -> int: ...
+    @property
+    def coordination(self) -> CoordinationService: ...
+    @property
+    def links(self) -> Links: ...
+    @property
+    def arriving(self) -> ArrivingSnapshots: ...
+    @property
+    def contacts(self) -> Contacts: ...
+    @property
+    def ticking(self) -> Ticking: ...
+
+    def now_ms(self) -> int:
+        """Milliseconds of the monotonic clock."""
+
+    def is_live(self, broker: int) -> bool:
+        """Whether it is registered, as last read."""
+
+    def touch(self, partition: Partition) -> None:
+        """The partition has been fed: it is told when the turn ends."""
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """A task of the broker's: it ends with the broker, and if it fails the broker does."""
+
+    def write_node(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """As `spawn`, for a write to the coordination service: a clean stop waits for those."""
+
+    def fail(self, error: Exception) -> None:
+        """Something that must never happen did: the broker stops."""
+
+    def role_changed(self, partition: Partition) -> None:
+        """It leads from now on, or does so no more."""
+
+    def decision_committed(self, partition: Partition, decision: Decide) -> None:
+        """The partition, which leads, is to see that it is published."""
+
+    def reopen(self, partition: Partition, reason: str) -> None:
+        """Its log is another now: close it, read that from the disk again, and begin a new replica."""
+
+    def stay_closed(self, partition: Partition, reason: str) -> None:
+        """Its journal was altered on the disk: stand back from leading it, and close it. It opens once it can."""
+
+    def install(self, partition: Partition, snapshot: Snapshot, recovery: int) -> None:
+        """As `reopen`, with a journal that begins with that state (rule 13)."""
+
+    def start_over(self, partition: Partition, recovery: int) -> None:
+        """As `reopen`, with an empty journal: the present one is kept aside (rule 15)."""
+
+
+class JournalEvents:
+    """A journal's listener: what it reports, as events of the core. A journal is opened with its listener, and a
+    partition is built with its open journal. This stands between the two, so that neither exists in a state in which it
+    lacks the other.
+
+    `to` says where they go. It is called once, before anything is asked of the journal: a journal that was asked for
+    nothing has nothing to report.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._feed: Callable[[Event], None]
+        self._close: Callable[[str], None]
+
+    def to(self, feed: Callable[[Event], None], close: Callable[[str], None]) -> None:
+        """`close`: what is to be done with the replica if its journal was altered."""
+        self._feed, self._close = feed, close
+
+    def flushed(self, index: int, leader_epoch: int) -> None:
+        self._feed(Flushed(index, leader_epoch))
+
+    def refused(self, first_index: int, reason: str) -> None:
+        log.warning("%s: the disk took nothing from entry %d on: %s", self._name, first_index, reason)
+        self._feed(DiskRefused(first_index, reason))
+
+    def replaced(self, log_id: str, reason: str) -> None:
+        log.warning("%s: the log is another now, %s: %s", self._name, log_id, reason)
+        ALARMS.add("log_replaced")
+        self._feed(LogReplaced(log_id, reason))
+
+    def altered(self, reason: str) -> None:
+        self._close(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """All that a partition is built of. `found`: the open journal, and what recovery said of it. `events`: that
+    journal's listener. `index`: empty, or with what the journal's snapshot stands for."""
+
+    found: OpenJournal
+    events: JournalEvents
+    index: OffsetIndex
+
+
 class Observers:
     """Who is told of changes, in the order in which they began to observe. A `set` of functions has one that depends on
     their addresses: no run would be like another."""
@@ -134,7 +243,7 @@ class Partition:
     (quiescence.py).
     """
 
-    def __init__(self, host: Host[Partition], topic: Topic, number: int, opened: Opened) -> None:
+    def __init__(self, host: Host, topic: Topic, number: int, opened: Opened) -> None:
         found = opened.found
         self.topic = topic
         self.number = number

@@ -19,9 +19,8 @@ from typing import Any, Final
 from mq_broker.broker.host.arriving import ArrivingSnapshots
 from mq_broker.broker.host.checkpoints import leave
 from mq_broker.broker.host.contacts import BEAT_PATIENCE_MS, Contacts
-from mq_broker.broker.host.early import EarlyEntries
-from mq_broker.broker.host.opened import JournalEvents, Opened
-from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.partition import JournalEvents, Opened, Partition
+from mq_broker.broker.host.peer_messages import EarlyEntries
 from mq_broker.broker.host.quiescence import Ticking
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.coordination.service import CoordinationService

@@ -77,7 +77,7 @@ class Pages:
         headers = [(b"content-type", kind.encode()), (b"content-length", str(sum(map(len, pieces))).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         if scope["method"] != "HEAD":
-            for piece in _of_size(pieces, PIECE_BYTES):
+            for piece in _of_size(pieces):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b""})
@@ -142,15 +142,15 @@ def _json(answer: pb.ObserveResponse) -> bytes:
     ).encode()
 
 
-def _of_size(pieces: Iterable[bytes], most: int) -> Iterator[bytes]:
-    """The same bytes in pieces of `most` to twice as many, but for the last."""
+def _of_size(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of `PIECE_BYTES` to twice as many, but for the last."""
     held: list[bytes] = []
     size = 0
     for piece in pieces:
-        for first in range(0, len(piece), most):
-            held.append(piece[first : first + most])
+        for first in range(0, len(piece), PIECE_BYTES):
+            held.append(piece[first : first + PIECE_BYTES])
             size += len(held[-1])
-            if size >= most:
+            if size >= PIECE_BYTES:
                 yield b"".join(held)
                 held.clear()
                 size = 0

@@ -11,22 +11,23 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topic
-from mq_broker.broker.metrics.answering import answer
 from mq_broker.broker.metrics.observation import Observation, QueueRow
-from mq_broker.broker.metrics.queue_rows import LimitOf, walk_queues
+from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.rpc.callers import asker
+from mq_broker.security.authority import Asker
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.access.rights import CLUSTER_NAME, Kind, Operation
 from mq_protocol.errors import InvalidRequest, Overloaded
+from mq_protocol.limits import ANSWER_BYTES_MAX
 from mq_protocol.names import check_topic_name
 from mq_protocol.observed import add_group, add_topic
 from mq_protocol.versions import ours
@@ -368,3 +369,109 @@ def _row(partition: Partition) -> pb.ObservedPartition:
         oldest_staged_us=oldest,
         unheard_ms=partition.unheard_ms,
     )
+
+
+ROWS_AT_ONCE: Final = 100
+"""Rows that are told before others have their turn."""
+
+Observed = pb.ObservedTopic | pb.ObservedPartition | pb.ObservedGroup
+
+
+async def answer(
+    observation: Observation, detail: int, topics: Collection[str], sees: Asker | None = None
+) -> pb.ObserveResponse:
+    """As many rows as fit one answer. `topics`: rows of these only; none: of all. `sees`: only what it may describe,
+    and no numbers of the broker; None: everything."""
+    response = pb.ObserveResponse(
+        broker=observation.broker,
+        incarnation=observation.incarnation,
+        cluster_id=observation.cluster_id,
+        version=observation.version,
+        now_us=observation.now_us,
+        state=observation.state,
+        coordination=observation.coordination,
+        values=observation.values if sees is None else {},
+        links=observation.links if sees is None else {},
+    )
+    if detail < pb.TOPICS:
+        return response
+    left_out, size = Counter(cursors=observation.left_out), 0
+    tables: tuple[tuple[str, Sequence[Observed], Any], ...] = (
+        ("topics", observation.topics, response.topics),
+        ("groups", observation.groups, response.groups),
+        ("partitions", observation.partitions if detail >= pb.PARTITIONS else (), response.partitions),
+    )
+    for what, rows, told in tables:
+        for count, row in enumerate(rows, 1):
+            name = row.name if isinstance(row, pb.ObservedTopic) else row.topic
+            if (not topics or name in topics) and (sees is None or _seen(row, name, sees)):
+                if size < ANSWER_BYTES_MAX:
+                    told.append(row)
+                    size += row.ByteSize()
+                else:
+                    left_out[what] += 1
+            if count % ROWS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+    response.left_out.update(+left_out)
+    return response
+
+
+def _seen(row: Observed, topic: str, asker: Asker) -> bool:
+    if isinstance(row, pb.ObservedGroup) and not asker.may(Operation.DESCRIBE, Kind.GROUP, row.group):
+        return False
+    return asker.may(Operation.DESCRIBE, Kind.TOPIC, topic)
+
+
+LimitOf = Callable[[Partition, str], int | None]
+"""The delivery limit of a queue group; None if it is not declared."""
+
+
+def walk_queues(
+    partition: Partition,
+    rows: dict[tuple[str, str], QueueRow],
+    limit_of: LimitOf,
+    now_us: int,
+    room: Callable[[], bool],
+) -> Iterator[None]:
+    """Add the partition's queue groups to their rows, one step a run. `room`: whether one more may be looked at."""
+    topic = partition.topic.spec.name
+    for group, state in list(partition.replica.machine.work.items()):
+        limit = limit_of(partition, group)
+        if limit is None or not partition.serving:
+            continue
+        row = rows.get((topic, group))
+        if row is None:
+            row = rows[topic, group] = QueueRow(topic, group)
+        before = row.delayed + row.doomed + row.parked
+        for kind, runs in (
+            ("parked", state.parked()), ("doomed", state.doomed(limit)), ("delayed", state.delayed(now_us, limit))
+        ):  # fmt: skip
+            for count in _counts(runs):
+                if not room():
+                    return
+                setattr(row, kind, getattr(row, kind) + count)
+                yield
+        _add_totals(row, partition, state, before)
+        first = next(state.ready(now_us, limit, state.base, partition.next_offset), None)
+        if first is not None:
+            at = max(first[0], partition.index.log_start_offset)
+            if at < partition.next_offset:
+                since_us = partition.index.find(at).timestamp_us
+                row.oldest_ready_us = min(row.oldest_ready_us or since_us, since_us)
+
+
+def _counts(runs: Iterable[tuple[int, int, Mark]]) -> list[int]:
+    """Taken before others have their turn: what they change must not be walked over."""
+    return [end - first for first, end, _ in runs]
+
+
+def _add_totals(row: QueueRow, partition: Partition, state: WorkState, before: int) -> None:
+    held_back = row.delayed + row.doomed + row.parked - before
+    row.leased += state.leased
+    row.ready += max(0, state.unlent(partition.next_offset) - held_back)
+    totals = state.totals
+    for outcome, count in (("accepted", totals.accepted), ("dead", totals.dead)):
+        row.settled[outcome] = row.settled.get(outcome, 0) + count
+    for reason, count in totals.dropped:
+        outcome = reason.name.lower()
+        row.settled[outcome] = row.settled.get(outcome, 0) + count

@@ -27,8 +27,7 @@ from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.broker.transactions.begun_groups import BegunGroups
-from mq_broker.broker.transactions.owned import Owned
-from mq_broker.broker.transactions.owners import check_may_see, is_for_anybody, note_stranger, owner_of
+from mq_broker.broker.transactions.owners import Owned, check_may_see, is_for_anybody, note_stranger, owner_of
 from mq_broker.broker.transactions.requests import (
     check_manifest,
     check_publish_id,

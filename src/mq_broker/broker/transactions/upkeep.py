@@ -42,8 +42,7 @@ class HeldUp:
     """Owns since when retention of a partition has been held up by a key. Times are milliseconds of a monotonic
     clock."""
 
-    def __init__(self, alarm_ms: int) -> None:
-        self._alarm_ms = alarm_ms
+    def __init__(self) -> None:
         self._since: dict[Held, int] = {}
         self._told: set[Held] = set()
 
@@ -51,9 +50,7 @@ class HeldUp:
         """What holds it up now; returns what an operator is to be told: each once, as long as it lasts."""
         self._since = {each: self._since.get(each, now_ms) for each in held}
         self._told &= self._since.keys()
-        due = [
-            each for each, since in self._since.items() if now_ms - since >= self._alarm_ms and each not in self._told
-        ]
+        due = [each for each, since in self._since.items() if now_ms - since >= ALARM_MS and each not in self._told]
         self._told.update(due)
         return due
 
@@ -68,7 +65,7 @@ class Upkeep:
     def __init__(self, shell: Shell, now_us: Callable[[], int]) -> None:
         self._shell = shell
         self._now_us = now_us
-        self._held_up = HeldUp(ALARM_MS)
+        self._held_up = HeldUp()
 
     @property
     def holding_up(self) -> int:

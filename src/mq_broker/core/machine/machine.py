@@ -41,7 +41,7 @@ from mq_broker.core.machine.due_times import DueTimes
 from mq_broker.core.machine.state import EPHEMERAL, Cursor, MachineState, StagedBatch, TransactionState
 from mq_broker.core.machine.window import Placed, UuidWindow, WindowBounds
 from mq_broker.core.messages import OffsetsSkipped, Published, Trimmed
-from mq_broker.core.work.groups import WorkGroups
+from mq_broker.core.work.state import WorkGroups
 
 Change: TypeAlias = Published | Trimmed | OffsetsSkipped
 """What readers see of an entry that was applied."""

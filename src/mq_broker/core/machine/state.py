@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mq_broker.core.entries import USUAL, Attributes, TransactionKey
 from mq_broker.core.machine.window import NO_UUIDS, SeenUuids
-from mq_broker.core.work.groups import FrozenGroups
+from mq_broker.core.work.state import FrozenGroups
 from mq_protocol.manifest import StagedPart
 
 

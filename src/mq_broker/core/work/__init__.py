@@ -4,7 +4,7 @@
     offset_set   the settled offsets
     run_map      values of ranges: which lease has a record, what became of it before
     steps        what a `Work` entry is made of
-    state        the state of one group in one partition, and what each step does to it
+    state        the state of one group in one partition, what each step does to it, and all groups of a partition
     order        which records are worked on one after another
     settling     what becomes of a request to settle; how requests become one entry
 

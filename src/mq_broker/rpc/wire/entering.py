@@ -20,8 +20,7 @@ from typing import Final
 from mq_broker.measured import REQUESTS
 from mq_broker.rpc.call import Call
 from mq_broker.rpc.callers import Forwarded, check_is_broker, note_forwarded, note_nobody, note_verified
-from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.refusals import Refusals
+from mq_broker.rpc.peer_proof import PeerProof, Refusals
 from mq_broker.security.audit import Audit
 from mq_broker.security.authenticating import Authenticator, authenticated
 from mq_broker.security.failures import Failures, host_of

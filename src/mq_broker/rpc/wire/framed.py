@@ -72,7 +72,6 @@ milliseconds and has one or two, so nobody at another address keeps it out, by s
 
 ACCEPT_AGAIN_S: Final = 0.1
 _BACKLOG: Final = 128
-_TLS_HANDSHAKE: Final = b"\x16"
 _LEFT: Final = memoryview(bytearray(64 << 10))
 """Where bytes go that nobody listens to any more, of all connections. It is never read."""
 

@@ -1,4 +1,4 @@
-"""Connections to other brokers, kept for the next call.
+"""Connections to other brokers: how one is dialled, and those that are kept for the next call.
 
 A connection cannot be given another certificate, so it is kept for one `Way`. One that was not used for long is to an
 address at which there may be nobody any more.
@@ -8,17 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Callable
+from typing import Final, TypeAlias
 
-from mq_broker.rpc.wire.dialling import Dialling, Way
-from mq_protocol.wire.connection import Connection
+from mq_broker.rpc.wire.certificates import Certificates
+from mq_protocol.wire.connection import Connection, connect
+
+Way: TypeAlias = int
+"""0 is plain text; else the generation of the certificate. A connection is of use as long as this stays."""
+
+CONNECT_S: Final = 2.0
 
 UNUSED_S: Final = 30.0
 """Brokers close a connection after twice that without a call (`IDLE_MS`)."""
 
 KEPT_MAX: Final = 16
 """To one address, without a call."""
+
+
+class Dialling:
+    """Owns nothing. With `certificates` every address is dialled over TLS, unless `is_plain` says otherwise: while a
+    cluster is being secured, some brokers serve in plain text alone."""
+
+    def __init__(
+        self, certificates: Certificates | None = None, is_plain: Callable[[str], bool] = lambda _address: False
+    ) -> None:
+        self._certificates = certificates
+        self._is_plain = is_plain
+
+    def way(self, address: str) -> Way:
+        if self._certificates is None or self._is_plain(address):
+            return 0
+        return self._certificates.generation
+
+    async def dial(self, address: str) -> Connection:
+        """A connection to that address. Raises `Unreachable`."""
+        if self._certificates is None or self._is_plain(address):
+            return await connect(address, address, CONNECT_S)
+        return await connect(address, address, CONNECT_S, self._certificates.client_context())
 
 
 class Lines:

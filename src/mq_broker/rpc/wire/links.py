@@ -18,8 +18,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from mq_broker.measured import LINK_BYTES
 from mq_broker.rpc.callers import check_is_broker
-from mq_broker.rpc.peer_proof import NONCE_BYTES, PeerProof, require
-from mq_broker.rpc.refusals import Refusals
+from mq_broker.rpc.peer_proof import NONCE_BYTES, PeerProof, Refusals, require
 from mq_broker.rpc.wire.framed import FramedWire, LinkMessage, Tls, connect
 from mq_broker.rpc.wire.outgoing import FIXED_BYTES, Outgoing, Peer, told_bytes
 from mq_broker.rpc.wire.outgoing import PeerAddress as PeerAddress

@@ -290,7 +290,7 @@ class Port(Accepting):
 
     async def _enter(self, wire: StreamWire, method: str) -> None:
         """Whose the call is. Raises what refuses it. A broker is known by its proof, which the call's own door checks
-        (peer_service.py): until it has answered a call it is a stranger. Whoever else has shown something is a
+        (calls.py): until it has answered a call it is a stranger. Whoever else has shown something is a
         client."""
         task = asyncio.current_task()
         assert task is not None

@@ -229,21 +229,6 @@ def decode_frame(place: Place, data: memoryview) -> Frame:
     return Frame(entry, (head, payload) if len(payload) else (head,), end)
 
 
-def decode_frames(place: Place, payload: memoryview, frame_bytes: Sequence[int]) -> list[Frame]:
-    """The frames that lie in `payload` one after another, of the sizes named, each checked. They are views of it.
-
-    Raises `CorruptBatch` if a checksum does not hold or the sizes do not add up.
-    """
-    if sum(frame_bytes) != len(payload):
-        raise CorruptBatch(f"frames of {sum(frame_bytes)} bytes were announced, {len(payload)} came: send them again")
-    frames: list[Frame] = []
-    at = 0
-    for size in frame_bytes:
-        frames.append(decode_frame(place, payload[at : at + size]))
-        at += size
-    return frames
-
-
 def unpinned(frame: Frame) -> Frame:
     """The frame, safe to keep: a small view would keep alive the whole message that it came in, so it is copied out of
     it."""

@@ -30,7 +30,7 @@ from google.protobuf.message import DecodeError
 from mq_broker.core.entries import TransactionKey
 from mq_broker.core.machine.state import Cursor, MachineState, Snapshot, StagedBatch, TransactionState
 from mq_broker.core.machine.window import Columns, Placed, SeenUuids
-from mq_broker.core.work.groups import FrozenGroups
+from mq_broker.core.work.state import FrozenGroups
 from mq_broker.storage.codec.frame import Place, attributes_from_wire, attributes_to_wire
 from mq_broker.storage.codec.work import LaterWork, groups_from_wire, groups_to_wire
 from mq_protocol import mq_pb2 as pb

@@ -11,9 +11,8 @@ from typing import Final, TypeVar
 
 from mq_broker.core.entries import UUID_BYTES, Work
 from mq_broker.core.work.endings import Ending, How
-from mq_broker.core.work.groups import FrozenGroups
 from mq_broker.core.work.ranges import RANGES_MAX, from_gaps, to_gaps
-from mq_broker.core.work.state import FrozenWork, Mark, Outgoing, Totals, WorkState
+from mq_broker.core.work.state import FrozenGroups, FrozenWork, Mark, Outgoing, Totals, WorkState
 from mq_broker.core.work.steps import (
     ERROR_BYTES_MAX,
     Accept,

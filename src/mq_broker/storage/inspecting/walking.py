@@ -53,10 +53,6 @@ class Frame:
     position: int
     end: int
 
-    @property
-    def payload_position(self) -> int:
-        return self.end - self.entry.payload_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class Sealed:

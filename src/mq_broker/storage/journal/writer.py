@@ -23,12 +23,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from mq_broker.measured import WRITER_BYTES, WRITER_ROUND
 from mq_broker.storage.files import Files, OsFiles
 from mq_broker.storage.journal.background_syncs import BackgroundSyncs
-from mq_broker.storage.journal.frame_caches import FrameCaches
 from mq_broker.storage.journal.segments import Append, LogFiles, Order, Outcome, OutcomeListener
 from mq_broker.storage.journal.unsealing import Unsealing
 from mq_protocol.limits import JOURNAL_CACHES_BYTES_MAX, WRITER_PENDING_BYTES_MAX, WRITER_PENDING_ORDERS_MAX
@@ -56,6 +55,50 @@ LOOP_PAUSE_S: Final = 10.0
 """For so long after such a write the thread writes everything."""
 
 _logger = logging.getLogger(__name__)
+
+
+class FrameCache(Protocol):
+    """A journal, as seen from here."""
+
+    def shed(self, bytes_wanted: int) -> None:
+        """Give back so much, or as much as is in the files already. Reports it through `FrameCaches.changed`."""
+
+
+class FrameCaches:
+    """How much memory all journals of a broker may spend on recent frames together. Owns the count. Loop only.
+
+    Each journal keeps its newest frames for followers and subscribers that keep up, within a bound of its own
+    (journal.py). A broker may have thousands of journals, so here is the bound over all of them: those that were
+    appended to least recently give back first. What they give back is read from their files.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = 0
+        self._bytes_max = bytes_max
+        self._sizes: dict[FrameCache, int] = {}  # least recently grown first
+
+    def changed(self, cache: FrameCache, delta: int) -> None:
+        """That journal's cache has grown, or shrunk."""
+        self.bytes += delta
+        size = self._sizes.get(cache, 0) + delta
+        if delta > 0:
+            self._sizes.pop(cache, None)
+        self._sizes[cache] = size
+
+    def forget(self, cache: FrameCache) -> None:
+        """That journal is closed."""
+        self.bytes -= self._sizes.pop(cache, 0)
+
+    def keep_within(self) -> None:
+        """Let journals give back until the bound holds, or nobody has anything in its files to give."""
+        if self.bytes <= self._bytes_max:
+            return
+        for cache in list(self._sizes):
+            cache.shed(self.bytes - self._bytes_max)
+            if not self._sizes.get(cache):
+                self._sizes.pop(cache, None)
+            if self.bytes <= self._bytes_max:
+                return
 
 
 class _Job(NamedTuple):

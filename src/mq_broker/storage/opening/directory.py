@@ -311,17 +311,16 @@ class DataDirectory:
         self,
         place: Place,
         durability: str,
-        log_start_offset: int = 0,
         next_offset: int = 0,
         frozen: FrozenIndex | None = None,
     ) -> OffsetIndex:
-        """An offset index, beside the journal for those on disk: empty, or with what a checkpoint has of it. The two
-        offsets are those of the journal's snapshot."""
+        """An offset index, beside the journal for those on disk: empty, or with what a checkpoint has of it.
+        `next_offset`: of the journal's snapshot."""
         path = None if durability == "memory" else self.partition_path(place) / "offsets.index"
         if frozen is None:
-            return OffsetIndex(path, log_start_offset, next_offset)
+            return OffsetIndex(path, 0, next_offset)
         index = OffsetIndex.thawed(frozen, path)
-        index.trim(max(log_start_offset, next_offset))
+        index.trim(next_offset)
         return index
 
     def delete_partition(self, place: Place) -> None:

@@ -41,7 +41,7 @@ from mq_broker.storage.journal.recovery import LogDamaged, holds_entries, recove
 from mq_broker.storage.journal.segments import MARK_FILE_NAME, LogFiles, pack_mark, segment_path
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.keyring import Keyring
-from mq_broker.storage.opening.quarantine import begin_cut, finish_cut, next_aside, put_aside
+from mq_broker.storage.opening.quarantine import begin_cut, finish_cut, next_aside, put_identity_aside
 from mq_protocol.errors import StorageFailed
 from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
 
@@ -192,7 +192,7 @@ def _another_log(
 ) -> LogIdentity:
     """What the log is to be where there is no telling which one it was, with all that it holds: its frames say whose
     they are. It is stored once they have been read. No recovery is known of it but what its entries say."""
-    aside = put_aside(directory, FILE_NAME, str(lost), files)
+    aside = put_identity_aside(directory, str(lost), files)
     ALARMS.add("damage")
     _logger.error(
         "%s%s. The log goes on under a new id with the entries that it has, and the partition's leader sends the rest. "

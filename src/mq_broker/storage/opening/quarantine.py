@@ -101,21 +101,21 @@ def renew(directory: Path, place: Place, files: Files) -> bool:
     try:
         identity = load_identity(directory, place)
     except IdentityLost as lost:
-        put_aside(directory, FILE_NAME, str(lost), files)  # it must not be readable again one day
+        put_identity_aside(directory, str(lost), files)  # it must not be readable again one day
         return holds_entries(directory)
     if identity is not None:
         identity.renewed().store(directory, files)
     return holds_entries(directory)
 
 
-def put_aside(directory: Path, name: str, reason: str, files: Files) -> Path | None:
-    """Move one file into a quarantine of its own. Returns where that is; None if there is no such file. Raises
+def put_identity_aside(directory: Path, reason: str, files: Files) -> Path | None:
+    """Move the log's identity into a quarantine of its own. Returns where that is; None if it has none. Raises
     `OSError`."""
-    if not (directory / name).exists():
+    if not (directory / FILE_NAME).exists():
         return None
     aside = directory / next_aside(directory)
     _begin_aside(directory, aside, reason, files)
-    files.move(directory / name, aside / name)
+    files.move(directory / FILE_NAME, aside / FILE_NAME)
     files.sync_directory(aside)
     files.sync_directory(directory)
     _drop_oldest(directory)

@@ -13,12 +13,12 @@ import pytest
 
 from mq_broker.broker.data import produce
 from mq_broker.broker.data.produce import (
+    Tracing,
     _check_header,
     _check_record_uuids,
     _held_bytes,
     _Stream,
 )
-from mq_broker.broker.data.tracing import Tracing
 from mq_broker.broker.host.windows import Fillers
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.entries import NO_UUID

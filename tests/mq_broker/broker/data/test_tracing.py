@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from mq_broker.broker.data import tracing
+from mq_broker.broker.data import produce
 from mq_broker.core.messages import Done, RecordsThere, RecordThere, Refused
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, QuotaExceeded
@@ -31,7 +31,7 @@ class Exported:
         self._exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False, **options)
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        monkeypatch.setattr(tracing, "tracer", lambda: provider.get_tracer("test"))
+        monkeypatch.setattr(produce, "tracer", lambda: provider.get_tracer("test"))
 
     @property
     def spans(self) -> tuple[Any, ...]:

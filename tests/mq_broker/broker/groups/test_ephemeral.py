@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
-from mq_broker.broker.groups.ephemeral import GRACE_MS, EphemeralGroups
+from mq_broker.broker.groups.sharing import GRACE_MS, EphemeralGroups
 from mq_broker.core.entries import DeleteGroup
 from mq_protocol.errors import NotLeader
 

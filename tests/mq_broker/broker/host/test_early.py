@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.host import early
-from mq_broker.broker.host.early import BYTES_MAX, KEPT_MS, EarlyEntries
+from mq_broker.broker.host import peer_messages
+from mq_broker.broker.host.peer_messages import EARLY_BYTES_MAX, EARLY_MS, EarlyEntries
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import PeerRefused
 
@@ -69,14 +69,14 @@ def test_what_the_link_delivers_into_the_same_memory_afterwards_changes_nothing(
 def test_what_its_leader_sends_again_by_then_is_not_told() -> None:
     bed = Bed()
     bed.say(1)
-    bed.now_ms += KEPT_MS
+    bed.now_ms += EARLY_MS
     assert bed.opened() == []
     bed.say(2)
-    bed.now_ms += KEPT_MS - 1
+    bed.now_ms += EARLY_MS - 1
     assert bed.opened() == [(2, [b"entry"])]
 
 
-@pytest.mark.parametrize("frames", [[], [bytes(BYTES_MAX)]], ids=["a heartbeat", "large entries"])
+@pytest.mark.parametrize("frames", [[], [bytes(EARLY_BYTES_MAX)]], ids=["a heartbeat", "large entries"])
 def test_a_message_that_is_not_kept_takes_the_place_of_the_one_before(frames: list[bytes]) -> None:
     bed = Bed()
     bed.say(1)
@@ -110,7 +110,7 @@ def test_a_snapshot_is_not_kept() -> None:
 
 
 def test_of_too_many_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early, "KEPT_MAX", 2)
+    monkeypatch.setattr(peer_messages, "EARLY_MAX", 2)
     bed = Bed()
     for topic in ("a", "b", "a", "c"):
         bed.say(1, topic=topic)

@@ -17,8 +17,7 @@ from mq_broker.core.entries import Entry, MoveCursor
 from mq_broker.core.machine.state import MachineState, Snapshot
 from mq_broker.core.messages import Event, InstallSnapshot
 from mq_broker.core.replication.peer_admission import Judgement, Verdict
-from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.refusals import Refusals
+from mq_broker.rpc.peer_proof import PeerProof, Refusals
 from mq_broker.rpc.wire.links import Links
 from mq_broker.storage.codec.frame import Place, encode
 from mq_broker.storage.codec.snapshot import decode_snapshot, encode_snapshot

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.metrics import answering
 from mq_broker.broker.metrics import observing as observing_module
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, InvalidTopicName
@@ -202,12 +201,12 @@ async def test_what_does_not_fit_one_answer_is_counted_and_can_be_asked_for(
 ) -> None:
     parts = [part(name, number, cursors={"g": 10}) for name in ("a", "b", "c") for number in range(2)]
     observed = observing(tmp_path, *parts)
-    monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", told_bytes := 12)
+    monkeypatch.setattr(observing_module, "ANSWER_BYTES_MAX", told_bytes := 12)
     told = await asked(observed)
     assert [row.name for row in told.topics] == ["a", "b"]
     assert told.topics[0].ByteSize() < told_bytes <= 2 * told.topics[0].ByteSize()
     assert told.left_out == {"topics": 1, "groups": 3, "partitions": 6}
-    monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 120)
+    monkeypatch.setattr(observing_module, "ANSWER_BYTES_MAX", 120)
     told = await asked(observed, pb.ObserveRequest(detail=pb.PARTITIONS, topics=["c"]))
     assert [row.name for row in told.topics] == [row.topic for row in told.groups] == ["c"]
     assert [row.partition for row in told.partitions] == [0, 1]

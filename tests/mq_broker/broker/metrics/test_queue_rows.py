@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mq_broker.broker.metrics.observation import QueueRow
-from mq_broker.broker.metrics.queue_rows import walk_queues
+from mq_broker.broker.metrics.observing import walk_queues
 from mq_broker.core.work.steps import Accept, Drop, Lease, Park, Reason, Reject, Return
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.test_describing import LATER_US, World, led

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.broker.transactions import owned
+from mq_broker.broker.transactions import owners
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import QuotaExceeded
 from mq_protocol.names import TRANSACTIONS_TOPIC
@@ -47,7 +47,7 @@ async def limit(root: Broker, **limits: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _count_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owned, "AGAIN_S", -1.0)
+    monkeypatch.setattr(owners, "AGAIN_S", -1.0)
 
 
 @virtual_time

@@ -9,7 +9,6 @@ import pytest
 from mq_broker.core.work import settling
 from mq_broker.core.work import state as state_module
 from mq_broker.core.work.endings import How
-from mq_broker.core.work.groups import WorkGroups
 from mq_broker.core.work.ranges import Ranges, joined
 from mq_broker.core.work.settling import (
     Ack,
@@ -25,7 +24,7 @@ from mq_broker.core.work.settling import (
     Settle,
     gather,
 )
-from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.state import WorkGroups, WorkState
 from mq_broker.core.work.steps import (
     Accept,
     Begin,

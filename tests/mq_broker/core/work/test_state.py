@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mq_broker.core.work import state as state_module
-from mq_broker.core.work.groups import WorkGroups
 from mq_broker.core.work.offset_set import OffsetSet
-from mq_broker.core.work.state import FrozenWork, Mark, Outgoing, WorkState
+from mq_broker.core.work.state import FrozenWork, Mark, Outgoing, WorkGroups, WorkState
 from mq_broker.core.work.steps import (
     Accept,
     Begin,

@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from mq_broker.core.work.groups import WorkGroups
 from mq_broker.core.work.ranges import Ranges
-from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.state import WorkGroups, WorkState
 from mq_broker.core.work.steps import (
     Accept,
     Begin,

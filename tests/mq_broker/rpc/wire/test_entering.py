@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from mq_broker.rpc.callers import asker, caller, client_port, serial
-from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.refusals import Refusals
+from mq_broker.rpc.peer_proof import PeerProof, Refusals
 from mq_broker.rpc.wire import entering
 from mq_broker.rpc.wire.certificates import Certificates
 from mq_broker.rpc.wire.entering import Entering, ForwardedDoor, TokenDoor

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from mq_broker.rpc.wire import lines
-from mq_broker.rpc.wire.dialling import Dialling
-from mq_broker.rpc.wire.lines import Lines
+from mq_broker.rpc.wire.lines import Dialling, Lines
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, Unreachable
 from mq_protocol.wire.connection import Connection, connect

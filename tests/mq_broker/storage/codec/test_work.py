@@ -12,8 +12,8 @@ import pytest
 
 from mq_broker.core.entries import Entry, EntryKind, Work
 from mq_broker.core.machine.state import MachineState, Snapshot
-from mq_broker.core.work.groups import WorkGroups
 from mq_broker.core.work.ranges import RANGES_MAX
+from mq_broker.core.work.state import WorkGroups
 from mq_broker.core.work.steps import Begin, Lease, Reason
 from mq_broker.storage.codec.frame import HEADER_BYTES, NewerFrame, decode, encode
 from mq_broker.storage.codec.snapshot import NewerSnapshot, decode_snapshot, encode_snapshot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mq_broker.storage.journal.frame_caches import FrameCaches
+from mq_broker.storage.journal.writer import FrameCaches
 from mq_broker.storage.opening.opening import open_disk_journal
 from tests.coroutines import real_time
 from tests.mq_broker.storage.bed import PLACE, Bed, Heard, eventually, frames_of

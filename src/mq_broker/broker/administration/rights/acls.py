@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from mq_broker.broker.administration.rights.rule_documents import Edit, edited, load
 from mq_broker.broker.runtime.periodic import Periodic
 from mq_broker.coordination.editing import Changes, Document, edit_documents
 from mq_broker.coordination.interface import ACL_DOCUMENTS, SecurityDocuments
@@ -24,7 +23,7 @@ from mq_broker.security.names import Principal, kind_of_kept
 from mq_broker.security.revoked import DOCUMENT as REVOKED
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.revoked import load as load_revoked
-from mq_broker.security.rules import EVERYBODY, Effect, Rule, RuleBook, check_new
+from mq_broker.security.rules import EVERYBODY, Edit, Effect, Rule, RuleBook, check_new, edited, load
 from mq_broker.security.tokens import DOCUMENT as TOKENS
 from mq_broker.security.tokens import Tokens
 from mq_broker.security.tokens import load as load_tokens

@@ -7,13 +7,12 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 
-from mq_broker.broker.administration.rights.quota_documents import DOCUMENT, edited, load
 from mq_broker.coordination.editing import Changes, Document, edit_documents
 from mq_broker.coordination.interface import SecurityDocuments
 from mq_broker.coordination.service import CoordinationService
 from mq_broker.rpc.callers import asker
 from mq_broker.security.audit import Audit
-from mq_broker.security.quotas import Limits, Quotas
+from mq_broker.security.quotas import DOCUMENT, Limits, Quotas, edited, load
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.access.quotas import Quota
 from mq_protocol.errors import InvalidRequest

@@ -10,8 +10,7 @@ from mq_broker.rpc.callers import asker
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Authority
 from mq_broker.security.names import Principal
-from mq_broker.security.revoked import dump, entry_of, new_entry_of
-from mq_broker.security.seen import Seen
+from mq_broker.security.revoked import Seen, dump, entry_of, new_entry_of
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
 

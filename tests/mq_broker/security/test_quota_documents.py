@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from mq_broker.broker.administration.rights.quota_documents import DOCUMENT, edited, load
 from mq_broker.coordination.interface import SECURITY_DOCUMENTS
+from mq_broker.security.quotas import DOCUMENT, edited, load
 from mq_protocol.access.quotas import MOST, Quota
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidSetting, TritonMQError
 

@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from mq_broker.broker.administration.rights.rule_documents import BUCKETS, document_of, dump, edited, load
 from mq_broker.coordination.interface import ACL_DOCUMENTS, SecurityDocuments
-from mq_broker.security.rules import Effect, Rule
+from mq_broker.security.rules import BUCKETS, Effect, Rule, document_of, dump, edited, load
 from mq_protocol.access.rights import Kind, Operation
 from mq_protocol.errors import CoordinationUnavailable
 
