@@ -199,8 +199,8 @@ class KazooSession:
         session_timeout_ms: int,
         connect_timeout_ms: int,
         request_timeout_ms: int,
-        credential: Credential | None = None,
-        tls: Files | None = None,
+        credential: Credential | None,
+        tls: Files | None,
     ) -> None:
         self.hosts, _, prefix = hosts.partition("/")
         self.prefix = f"/{prefix.strip('/')}" if prefix.strip("/") else ""

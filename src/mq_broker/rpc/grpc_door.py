@@ -28,7 +28,6 @@ from mq_protocol.limits import (
     CALL_METADATA_BYTES_MAX,
     CLIENT_MESSAGE_BYTES_MAX,
     CONNECTION_AGE_GRACE_MS,
-    CONNECTION_AGE_MS,
     CONNECTION_IDLE_MS,
     CONNECTIONS_MAX,
     ERROR_STATUS_BYTES_MAX,
@@ -99,7 +98,7 @@ def client_options(
     )
 
 
-def aged(connection_age_ms: int = CONNECTION_AGE_MS) -> tuple[tuple[str, int], ...]:
+def aged(connection_age_ms: int) -> tuple[tuple[str, int], ...]:
     """Of a port for clients over TLS: a connection ends after about an hour, so that a certificate which has expired
     meanwhile is of no use for longer. Who had it open connects again, as after a connection that was lost."""
     return (
@@ -133,7 +132,7 @@ def listen(
     return server, port
 
 
-def server_credentials(certificates: Certificates, *, demanded: bool = True) -> grpc.ServerCredentials:
+def server_credentials(certificates: Certificates, *, demanded: bool) -> grpc.ServerCredentials:
     """For a port that serves none but those who show a certificate; each handshake takes what is in force. Unless it is
     `demanded`, nobody is asked for one: gRPC cannot leave it to the client."""
 

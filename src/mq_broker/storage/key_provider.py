@@ -92,10 +92,9 @@ class Patient:
     """A provider whose every answer is waited for up to a deadline, in a thread of its own that nobody waits for at the
     end."""
 
-    def __init__(self, provider: KeyProvider, reference: str, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, provider: KeyProvider, reference: str) -> None:
         self._provider = provider
         self._reference = reference
-        self._deadline_s = deadline_s
 
     def current(self, name: str) -> str:
         return self._ask(lambda: self._provider.current(name))
@@ -117,9 +116,9 @@ class Patient:
 
         threading.Thread(target=run, name="key-provider", daemon=True).start()
         try:
-            return answer.result(self._deadline_s)
+            return answer.result(DEADLINE_S)
         except TimeoutError as error:
-            raise TimeoutError(f"{self._reference} did not answer in {self._deadline_s:g} s") from error
+            raise TimeoutError(f"{self._reference} did not answer in {DEADLINE_S:g} s") from error
 
 
 # ------------------------------------------------------------------ keys in a file

@@ -70,7 +70,7 @@ class _Staging:
     """One task attempt's. Owns what waits to be sent; nothing outlives it."""
 
     def __init__(
-        self, cluster: Cluster, columns: StructType, micro_batch: MicroBatch, task: int, key_column: str | None = None
+        self, cluster: Cluster, columns: StructType, micro_batch: MicroBatch, task: int, key_column: str | None
     ) -> None:
         self._cluster = cluster
         self._key_column = key_column

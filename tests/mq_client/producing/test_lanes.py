@@ -18,7 +18,7 @@ from mq_client.errors import (
     TritonMQError,
     Unreachable,
 )
-from mq_client.producing.futures import BatchOutcome, BatchPlace
+from mq_client.producing.futures import BatchOutcome
 from mq_client.producing.lanes import Lane, OutgoingBatch
 
 DEADLINE = 30.0
@@ -31,10 +31,6 @@ def lane(**options: int) -> Lane:
 def batch(number: int, deadline: float = DEADLINE) -> OutgoingBatch:
     payload = pa.py_buffer(b"payload")
     return OutgoingBatch("t", 0, number.to_bytes(16, "big"), 1, 7, 0, BatchOutcome("t"), lambda: payload, deadline)
-
-
-def place(offset: int) -> BatchPlace:
-    return BatchPlace(0, offset, 1, 0, False)
 
 
 def filled(count: int, **options: int) -> tuple[Lane, list[OutgoingBatch]]:
@@ -197,7 +193,7 @@ def test_whatever_is_lost_refused_or_answered_late_each_batch_is_there_once_and_
                 elif random_.random() < 0.2:  # taken, and the answer says unknown
                     assert made.failed(one, OutcomeUnknown("slow"), now) is None
                 else:
-                    made.answered(one, place(result))
+                    made.answered(one)
                     answered += 1
     assert log.uuids == [number.to_bytes(16, "big") for number in range(1, 41)]
 
@@ -208,5 +204,5 @@ def test_out_of_order_behind_one_that_is_still_on_its_way_makes_it_wait() -> Non
     made.failed(second, OutOfOrder("not yet"), 5.0)
     assert made.not_before > 5.0
     assert made.next(5.0) is None
-    made.answered(first, place(0))
+    made.answered(first)
     assert made.next(5.0) is second

@@ -132,7 +132,7 @@ class Producing:
         held: Held,
         scheduled: Scheduled,
         owned: Owned,
-        room: Callable[[Partition], Room | None] = lambda _: None,
+        room: Callable[[Partition], Room | None],
     ) -> None:
         """`room`: how far batches may be appended to a partition."""
         self.shell = shell

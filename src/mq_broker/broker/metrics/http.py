@@ -61,7 +61,7 @@ class Pages:
     """Owns the text that was written last, which all who ask for it soon are given. `ready`: why the broker is not to
     be sent work yet; empty if it is. `gate` judges who may see numbers; None: everybody may."""
 
-    def __init__(self, observing: Observing, ready: Callable[[], str], gate: Gate | None = None) -> None:
+    def __init__(self, observing: Observing, ready: Callable[[], str], gate: Gate | None) -> None:
         self._observing = observing
         self._ready = ready
         self._gate = gate
@@ -190,7 +190,7 @@ class Connection(H11Protocol):
 class HttpServer(Accepting):
     """The port for metrics. `tls`: what each handshake shows; None: plain text."""
 
-    def __init__(self, listener: socket.socket, pages: Pages, tls: Tls | None = None) -> None:
+    def __init__(self, listener: socket.socket, pages: Pages, tls: Tls | None) -> None:
         super().__init__(listener, "metrics connection", per_second=ACCEPTS_PER_S, strangers_max=CONNECTIONS_MAX)
         self._tls = tls
         self._state = ServerState()

@@ -12,7 +12,6 @@ an older generation says nothing about entries that were cut since (trap 24).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import os
@@ -41,7 +40,6 @@ from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.reused_memory import SEALING_MEMORY
 from mq_broker.storage.sealed import Altered, DataKey, file_end, unit_start
 from mq_protocol.errors import CorruptBatch, StorageFailed
-from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
 
 CLOSE_DEADLINE_S: Final = 30.0
 ADOPT_DEADLINE_S: Final = 30.0
@@ -74,10 +72,10 @@ class DiskJournal:
         listener: JournalListener,
         writer: Writer,
         *,
-        segment_bytes_max: int = SEGMENT_BYTES_MAX,
-        cache_bytes_max: int = JOURNAL_CACHE_BYTES_MAX,
-        at_work: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-        ahead: KeyAhead | None = None,
+        segment_bytes_max: int,
+        cache_bytes_max: int,
+        at_work: Callable[[], AbstractContextManager[None]],
+        ahead: KeyAhead | None,
     ) -> None:
         self.log_id = files.identity.log_id
         self._files = files

@@ -111,7 +111,7 @@ def entries_of(directory: Path, place: Place, files: Files, segments: Sequence[W
             raise
 
 
-def store_snapshot(directory: Path, data: bytes, files: Files, key: DataKey | None = None) -> None:
+def store_snapshot(directory: Path, data: bytes, files: Files, key: DataKey | None) -> None:
     """In place of the present one, durably; sealed if there is a key."""
     files.replace(directory / FILE_NAME, data if key is None else key.seal_snapshot(data))
 

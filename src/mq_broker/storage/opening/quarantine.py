@@ -50,7 +50,7 @@ def install_snapshot(
     identity: LogIdentity,
     snapshot: Snapshot,
     files: Files,
-    key: DataKey | None = None,
+    key: DataKey | None,
 ) -> None:
     """Replace the log in `directory` by one that is nothing but `snapshot`, sealed if there is a key. `identity` is its
     new name.

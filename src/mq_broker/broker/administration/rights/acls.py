@@ -53,8 +53,8 @@ class Acls:
         self,
         coordination: CoordinationService,
         authority: Authority,
-        audit: Audit | None = None,
-        others: Sequence[Callable[[SecurityDocuments], None]] = (),
+        audit: Audit | None,
+        others: Sequence[Callable[[SecurityDocuments], None]],
     ) -> None:
         self._others = others
         self._coordination = coordination

@@ -117,7 +117,7 @@ class FloorSettings:
         coordination: CoordinationService,
         floor: Floor,
         topics: Topics,
-        audit: Audit | None = None,
+        audit: Audit | None,
     ) -> None:
         self._coordination = coordination
         self._floor = floor

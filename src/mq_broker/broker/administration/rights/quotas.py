@@ -22,9 +22,7 @@ class QuotaSettings:
     """Owns the document as it was read last. `named`: users have names here. `refresh` is to be set: it reads it anew,
     with the other documents."""
 
-    def __init__(
-        self, coordination: CoordinationService, quotas: Quotas, audit: Audit | None = None, *, named: bool = False
-    ) -> None:
+    def __init__(self, coordination: CoordinationService, quotas: Quotas, audit: Audit | None, *, named: bool) -> None:
         self._named = named
         self.refresh: Callable[[], Awaitable[None]]
         self._coordination = coordination

@@ -24,11 +24,11 @@ class Revoking:
         coordination: CoordinationService,
         authority: Authority,
         acls: Acls,
-        audit: Audit | None = None,
-        seen: Seen | None = None,
-        own: tuple[int, Callable[[], str]] = (0, str),
+        audit: Audit | None,
+        seen: Seen,
+        own: tuple[int, Callable[[], str]],
     ) -> None:
-        self._seen = seen or Seen()
+        self._seen = seen
         self._own = own
         self._coordination = coordination
         self._authority = authority
