@@ -3,6 +3,7 @@ package tritonmq
 import (
 	"context"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -170,6 +171,43 @@ func ask[Q, R any](ctx context.Context, c *Client, address string, method unary[
 		return none, fromCall(ctx, err, trailer, address)
 	}
 	return answer, nil
+}
+
+type conversation[Q, R any] func(
+	pb.BrokerClient, context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[Q, R], error)
+
+// talk opens a stream to a broker and hears what it says until the stream ends, or hear gives an error. write begins to
+// say what is to be said.
+func talk[Q, R any](
+	ctx context.Context, c *Client, address string, method conversation[Q, R],
+	write func(grpc.BidiStreamingClient[Q, R]), hear func(*R) error,
+) error {
+	broker, err := c.broker(address)
+	if err != nil {
+		return err
+	}
+	call, err := method(broker, ctx)
+	if err != nil {
+		err = fromCall(ctx, err, nil, address)
+		var told *Error
+		if errors.As(err, &told) {
+			told.Definite = true // there was no connection: nothing was sent
+		}
+		return err
+	}
+	write(call)
+	for {
+		message, err := call.Recv()
+		if errors.Is(err, io.EOF) {
+			return newError(pb.ErrorCode_UNREACHABLE, "broker at %s ended the stream", address)
+		}
+		if err != nil {
+			return fromCall(ctx, err, call.Trailer(), address)
+		}
+		if err := hear(message); err != nil {
+			return err
+		}
+	}
 }
 
 // metadata asks one address after the other, those of known brokers in any order and then the bootstrap addresses,

@@ -164,8 +164,7 @@ func TestAContextThatEndsEndsWhatWaits(t *testing.T) {
 		}
 	}
 	subscription.running.Wait()
-	queue.lenders.Wait()
-	queue.running.Wait()
+	<-queue.over
 	if _, err := client.Subscribe(mine, []string{"records"}); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}

@@ -137,7 +137,7 @@ func TestWhatIsMeantForAnotherBrokerGoesToTheOneThatIsReachedAndNamesIt(t *testi
 			}
 			producer := producerOf(t, client)
 			producer.Publish(t.Context(), "t", Record{Value: []byte("a")})
-			for wanted := map[string]bool{"Queues": true, "Lease": true, "Subscribe": true, "Produce": true}; len(wanted) > 0; {
+			for wanted := map[string]bool{"Queues": true, "Work": true, "Subscribe": true, "Produce": true}; len(wanted) > 0; {
 				method, meant := broker.hear(t)
 				if delete(wanted, method); meant != elsewhere {
 					t.Errorf("%s is meant for %q", method, meant)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,7 +21,8 @@ type hostile struct {
 	pb.UnimplementedBrokerServer
 	address string
 	lease   *pb.LeaseResponse
-	settle  *pb.SettleResponse
+	payload []byte // of the lease
+	answers []*pb.NumberedAnswer
 	move    *pb.MoveCursorsResponse
 	groups  *pb.GroupsResponse
 	push    []*pb.BatchesResponse
@@ -44,19 +46,26 @@ func (h *hostile) Queues(context.Context, *pb.QueuesRequest) (*pb.QueuesResponse
 	return &pb.QueuesResponse{Queues: []*pb.QueueInfo{{Topic: "t", Group: "q"}}}, nil
 }
 
-func (h *hostile) Lease(ctx context.Context, request *pb.LeaseRequest) (*pb.LeaseResponse, error) {
-	if request.GetRecordsMax() == 0 || len(request.GetHeld()) > 0 || h.lease == nil {
-		select { // as one that has nothing to lend
-		case <-ctx.Done():
-		case <-time.After(time.Duration(request.GetWaitMs()) * time.Millisecond):
+func (h *hostile) Work(call grpc.BidiStreamingServer[pb.WorkRequest, pb.WorkResponse]) error {
+	for {
+		request, err := call.Recv()
+		if err != nil {
+			return nil
 		}
-		return &pb.LeaseResponse{}, nil
+		for _, said := range request.GetSessions() {
+			told := &pb.SessionResponse{Session: said.GetSession()}
+			message := &pb.WorkResponse{Header: &pb.WorkHeader{Sessions: []*pb.SessionResponse{told}}}
+			if said.Open != nil && len(said.Open.GetHeld()) == 0 && h.lease != nil {
+				told.Lease, message.Payload = h.lease, h.payload
+			}
+			if len(said.Settles) > 0 {
+				told.Answers = h.answers
+			}
+			if err := call.Send(message); err != nil {
+				return err
+			}
+		}
 	}
-	return h.lease, nil
-}
-
-func (h *hostile) Settle(context.Context, *pb.SettleRequest) (*pb.SettleResponse, error) {
-	return h.settle, nil
 }
 
 func (h *hostile) MoveCursors(context.Context, *pb.MoveCursorsRequest) (*pb.MoveCursorsResponse, error) {
@@ -119,28 +128,31 @@ func stored(t *testing.T, offset int64, values ...string) (*pb.StoredBatch, []by
 		PayloadBytes: uint32(len(payload))}, payload
 }
 
-func lent(t *testing.T) *pb.LeaseResponse {
+// lent gives a lease of two records, and their payload.
+func lent(t *testing.T) (*pb.LeaseResponse, []byte) {
 	t.Helper()
 	batch, payload := stored(t, 0, "a", "b")
 	return &pb.LeaseResponse{
 		Lease: &pb.LeaseId{LeaderEpoch: 3, Entry: 7}, Ranges: []uint64{0, 2}, Deliveries: []uint32{1},
-		Failures: []uint32{0}, LeaseMs: 60_000, Batches: []*pb.StoredBatch{batch}, Payload: payload,
-	}
+		Failures: []uint32{0}, LeaseMs: 60_000, Batches: []*pb.StoredBatch{batch},
+	}, payload
+}
+
+// answer gives the one to the first outcome of a session.
+func answer(told *pb.SettleAnswer) []*pb.NumberedAnswer {
+	return []*pb.NumberedAnswer{{Number: 1, Answer: told}}
 }
 
 func TestAMalformedAnswerIsNeverTakenForAnOutcome(t *testing.T) {
-	one := func(answer *pb.SettleAnswer) *pb.SettleResponse {
-		return &pb.SettleResponse{Answers: []*pb.SettleAnswer{answer}}
-	}
-	lost := func(gaps ...uint64) *pb.SettleResponse { return one(&pb.SettleAnswer{Lost: gaps}) }
+	lost := func(gaps ...uint64) []*pb.NumberedAnswer { return answer(&pb.SettleAnswer{Lost: gaps}) }
 	for name, c := range map[string]struct {
-		answer *pb.SettleResponse
-		code   pb.ErrorCode
+		answers []*pb.NumberedAnswer
+		code    pb.ErrorCode
 	}{
 		"done":                        {lost(), pb.ErrorCode_OK},
 		"lost":                        {lost(0, 1), pb.ErrorCode_LEASE_LOST},
-		"no answer":                   {&pb.SettleResponse{}, pb.ErrorCode_INTERNAL},
-		"two answers":                 {&pb.SettleResponse{Answers: []*pb.SettleAnswer{{}, {}}}, pb.ErrorCode_INTERNAL},
+		"an answer to nothing":        {[]*pb.NumberedAnswer{{Number: 0}}, pb.ErrorCode_INTERNAL},
+		"an answer to the next one":   {[]*pb.NumberedAnswer{{Number: 2}}, pb.ErrorCode_INTERNAL},
 		"a range without a length":    {lost(0), pb.ErrorCode_INTERNAL},
 		"a range of nothing":          {lost(0, 0), pb.ErrorCode_INTERNAL},
 		"a range without an end":      {lost(0, math.MaxUint64), pb.ErrorCode_INTERNAL},
@@ -148,13 +160,14 @@ func TestAMalformedAnswerIsNeverTakenForAnOutcome(t *testing.T) {
 		"a record not asked about":    {lost(1, 1), pb.ErrorCode_INTERNAL},
 		"a record of no lease":        {lost(5, 1), pb.ErrorCode_INTERNAL},
 		"more than was asked about":   {lost(0, 2), pb.ErrorCode_INTERNAL},
-		"an error without a code":     {one(&pb.SettleAnswer{Error: &pb.Error{}}), pb.ErrorCode_INTERNAL},
-		"an error of another release": {one(&pb.SettleAnswer{Error: &pb.Error{Code: 9999}}), pb.ErrorCode_INTERNAL},
-		"nonsense that went back": {one(&pb.SettleAnswer{Pulled: []*pb.PulledRecords{
+		"an error without a code":     {answer(&pb.SettleAnswer{Error: &pb.Error{}}), pb.ErrorCode_INTERNAL},
+		"an error of another release": {answer(&pb.SettleAnswer{Error: &pb.Error{Code: 9999}}), pb.ErrorCode_INTERNAL},
+		"nonsense that went back": {answer(&pb.SettleAnswer{Pulled: []*pb.PulledRecords{
 			{Lease: &pb.LeaseId{LeaderEpoch: 3, Entry: 7}, Ranges: []uint64{9, 1}}}}), pb.ErrorCode_INTERNAL},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, client := (&hostile{lease: lent(t), settle: c.answer}).serve(t)
+			lease, payload := lent(t)
+			ctx, client := (&hostile{lease: lease, payload: payload, answers: c.answers}).serve(t)
 			queue, err := client.OpenQueue(ctx, "t", "q", QueueOptions{})
 			if err != nil {
 				t.Fatal(err)
@@ -168,17 +181,17 @@ func TestAMalformedAnswerIsNeverTakenForAnOutcome(t *testing.T) {
 				t.Error(err)
 			}
 			queue.cancel()
-			queue.running.Wait()
-			queue.lenders.Wait()
+			<-queue.over
 		})
 	}
 }
 
 func TestInOrderTheNextRecordIsHandedOutOnceTheOneBeforeIsSettled(t *testing.T) {
-	answer := lent(t)
-	answer.Order = pb.QueueOrder_ORDER_KEY
-	done := &pb.SettleResponse{Answers: []*pb.SettleAnswer{{}}}
-	ctx, client := (&hostile{lease: answer, settle: done}).serve(t)
+	lease, payload := lent(t)
+	lease.Order = pb.QueueOrder_ORDER_KEY
+	broker := &orderly{
+		hostile: hostile{lease: lease, payload: payload}, answering: make(chan struct{}), opened: make(chan *pb.WorkOpen, 1)}
+	ctx, client := broker.serveAs(t, broker)
 	queue, err := client.OpenQueue(ctx, "t", "q", QueueOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -187,12 +200,19 @@ func TestInOrderTheNextRecordIsHandedOutOnceTheOneBeforeIsSettled(t *testing.T) 
 	if err != nil || record.Offset != 0 {
 		t.Fatal(record, err)
 	}
-	queue.mu.Lock()
-	if early := queue.next(); early != nil {
-		t.Error(early)
+	outcome := record.Ack()
+	if extended := record.Extend().Wait(ctx); CodeOf(extended) != pb.ErrorCode_INVALID_REQUEST { // the queue has heard both
+		t.Error(extended)
 	}
-	queue.mu.Unlock()
-	if err := record.Ack().Wait(ctx); err != nil {
+	select {
+	case early := <-queue.records:
+		t.Error(early)
+	case <-outcome.done:
+		t.Error("nobody has answered")
+	default:
+	}
+	close(broker.answering)
+	if err := outcome.Wait(ctx); err != nil {
 		t.Error(err)
 	}
 	if record, err = queue.Take(ctx); err != nil || record.Offset != 1 {
@@ -203,18 +223,113 @@ func TestInOrderTheNextRecordIsHandedOutOnceTheOneBeforeIsSettled(t *testing.T) 
 	}
 }
 
+// orderly is a broker that settles what it is asked to, once `answering` is closed. It ends the first `breaks` streams on
+// which it is asked to, and says nothing.
+type orderly struct {
+	hostile
+	answering chan struct{}
+	breaks    atomic.Int32
+	opened    chan *pb.WorkOpen
+}
+
+func (o *orderly) Work(call grpc.BidiStreamingServer[pb.WorkRequest, pb.WorkResponse]) error {
+	number := uint64(0)
+	for {
+		request, err := call.Recv()
+		if err != nil {
+			return nil
+		}
+		for _, said := range request.GetSessions() {
+			told := &pb.SessionResponse{Session: said.GetSession()}
+			message := &pb.WorkResponse{Header: &pb.WorkHeader{Sessions: []*pb.SessionResponse{told}}}
+			if said.Open != nil {
+				o.opened <- said.Open
+				if len(said.Open.GetHeld()) == 0 {
+					told.Lease, message.Payload = o.lease, o.payload
+				}
+			}
+			if len(said.Settles) > 0 && o.breaks.Add(-1) >= 0 {
+				return nil
+			}
+			for range said.Settles {
+				<-o.answering
+				number++
+				told.Answers = append(told.Answers, &pb.NumberedAnswer{Number: number, Answer: &pb.SettleAnswer{}})
+			}
+			if err := call.Send(message); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func TestTheNextStreamNamesWhatIsHeldAndHearsAgainWhatHadNoAnswer(t *testing.T) {
+	for _, order := range []pb.QueueOrder{pb.QueueOrder_ORDER_NONE, pb.QueueOrder_ORDER_ALL} {
+		lease, payload := lent(t)
+		lease.Order = order
+		broker := &orderly{
+			hostile: hostile{lease: lease, payload: payload}, answering: make(chan struct{}), opened: make(chan *pb.WorkOpen, 10)}
+		close(broker.answering)
+		broker.breaks.Store(2)
+		ctx, client := broker.serveAs(t, broker)
+		queue, err := client.OpenQueue(ctx, "t", "q", QueueOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		record, err := queue.Take(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := record.Fail("it fails").Wait(ctx); err != nil {
+			t.Error(err)
+		}
+		for _, held := range []int{0, 1, 1} {
+			if opened := <-broker.opened; len(opened.GetHeld()) != held {
+				t.Error(opened)
+			}
+		}
+		taking, cancel := context.WithCancel(ctx)
+		if order == pb.QueueOrder_ORDER_ALL { // what comes behind it went back
+			cancel()
+		}
+		if next, err := queue.Take(taking); (err == nil) == (order == pb.QueueOrder_ORDER_ALL) {
+			t.Error(next, err)
+		}
+		cancel()
+		if err := queue.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestAQueueGoesOnWhereNobodySaysInTimeWhoLeads(t *testing.T) {
+	lease, payload := lent(t)
+	ctx, client := (&hostile{lease: lease, payload: payload, answers: answer(&pb.SettleAnswer{})}).serve(t)
+	queue, err := client.OpenQueue(ctx, "t", "q", QueueOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	queue.do(func() { queue.follow(nil, context.DeadlineExceeded) })
+	if record, err := queue.Take(ctx); err != nil || record.Ack().Wait(ctx) != nil {
+		t.Error(record, err)
+	}
+	queue.cancel()
+	<-queue.over
+}
+
 func TestALeaseThatMakesNoSenseEndsTheQueue(t *testing.T) {
 	for name, change := range map[string]func(*pb.LeaseResponse){
-		"more than was asked for": func(l *pb.LeaseResponse) { l.Ranges = []uint64{0, 1001} },
-		"no records":              func(l *pb.LeaseResponse) { l.Ranges, l.Deliveries, l.Failures = nil, nil, nil },
-		"half a range":            func(l *pb.LeaseResponse) { l.Ranges = []uint64{0} },
-		"no deliveries":           func(l *pb.LeaseResponse) { l.Deliveries = nil },
-		"records of no lease":     func(l *pb.LeaseResponse) { l.Lease = nil },
+		"more than was asked for":   func(l *pb.LeaseResponse) { l.Ranges = []uint64{0, 1001} },
+		"no records":                func(l *pb.LeaseResponse) { l.Ranges, l.Deliveries, l.Failures = nil, nil, nil },
+		"half a range":              func(l *pb.LeaseResponse) { l.Ranges = []uint64{0} },
+		"no deliveries":             func(l *pb.LeaseResponse) { l.Deliveries = nil },
+		"records of no lease":       func(l *pb.LeaseResponse) { l.Lease = nil },
+		"more bytes than there are": func(l *pb.LeaseResponse) { l.Batches[0].PayloadBytes = math.MaxUint32 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			answer := lent(t)
-			change(answer)
-			ctx, client := (&hostile{lease: answer}).serve(t)
+			lease, payload := lent(t)
+			change(lease)
+			ctx, client := (&hostile{lease: lease, payload: payload}).serve(t)
 			queue, err := client.OpenQueue(ctx, "t", "q", QueueOptions{})
 			if err != nil {
 				t.Fatal(err)

@@ -26,98 +26,77 @@ type leaseID struct {
 	step        uint32
 }
 
-// lease is what one lease has. The queue's mu guards it.
+// lease is what one lease has.
 type lease struct {
-	place    *queuePlace
-	id       leaseID
-	offsets  []int64
-	states   []recordState
-	open     int // neither done nor lost
-	ordered  bool
-	time     time.Duration
-	extendAt time.Time
-	bytes    int64 // of each record
+	queue     *Queue
+	place     *queuePlace
+	id        leaseID
+	records   []*QueueRecord // by offset
+	open      int            // records that are neither done nor lost
+	ordered   bool
+	time      time.Duration
+	extendAt  time.Time
+	extending bool  // an extension has no answer
+	bytes     int64 // of each record
 }
 
 const offsetMax = 1 << 62
 
 // fromGaps reads ranges: of each the gap behind the one before, and its length. False: they cannot be, or name more
 // than so many records.
-func fromGaps(gaps []uint64, recordsMax int) ([][2]int64, bool) {
-	if len(gaps)%2 != 0 {
-		return nil, false
-	}
-	var found [][2]int64
-	at, records := uint64(0), uint64(0)
+func fromGaps(gaps []uint64, recordsMax int) (offsets []int64, ok bool) {
+	at := uint64(0)
 	for pair := range slices.Chunk(gaps, 2) {
-		if pair[0] > offsetMax || pair[1] > uint64(recordsMax) || pair[1] < 1 {
+		if len(pair) < 2 || pair[0] > offsetMax || pair[1] < 1 || pair[1] > uint64(recordsMax-len(offsets)) {
 			return nil, false
 		}
-		first := at + pair[0]
-		at = first + pair[1]
-		if records += pair[1]; at > offsetMax || records > uint64(recordsMax) {
+		if at += pair[0]; at > offsetMax {
 			return nil, false
 		}
-		found = append(found, [2]int64{int64(first), int64(at)})
-	}
-	return found, true
-}
-
-func spelledOut(ranges [][2]int64) []int64 {
-	var offsets []int64
-	for _, each := range ranges {
-		for offset := each[0]; offset < each[1]; offset++ {
-			offsets = append(offsets, offset)
+		for range pair[1] {
+			offsets = append(offsets, int64(at))
+			at++
 		}
 	}
-	return offsets
+	return offsets, true
 }
 
-// runsOf gives the ranges of offsets that ascend.
-func runsOf(offsets []int64) [][2]int64 {
-	var found [][2]int64
+// toGaps is the reverse of fromGaps, of offsets that ascend. One may be there twice.
+func toGaps(offsets []int64) (gaps []uint64) {
+	end := int64(0)
 	for _, offset := range offsets {
-		if last := len(found) - 1; last >= 0 && found[last][1] == offset {
-			found[last][1]++
-		} else {
-			found = append(found, [2]int64{offset, offset + 1})
+		switch {
+		case len(gaps) > 0 && offset == end:
+			gaps[len(gaps)-1]++
+		case len(gaps) > 0 && offset < end:
+			continue
+		default:
+			gaps = append(gaps, uint64(offset-end), 1)
 		}
-	}
-	return found
-}
-
-// toGaps is the reverse of fromGaps, of offsets that ascend.
-func toGaps(offsets []int64) []uint64 {
-	var gaps []uint64
-	before := int64(0)
-	for _, run := range runsOf(offsets) {
-		gaps = append(gaps, uint64(run[0]-before), uint64(run[1]-run[0]))
-		before = run[1]
+		end = offset + 1
 	}
 	return gaps
 }
 
-func (l *lease) wire() *pb.LeaseId {
-	return &pb.LeaseId{
-		LeaderEpoch: l.id.leaderEpoch, Entry: l.id.entry, Step: l.id.step}
-}
-
-// readLease makes a lease of an answer to a request for so many records. nil: nothing was lent. False: it makes no
-// sense.
-func readLease(p *queuePlace, answer *pb.LeaseResponse, recordsMax int, now time.Time) (*lease, bool) {
-	told := answer.GetLease()
-	if told == nil {
-		return nil, len(answer.GetRanges()) == 0
-	}
-	ranges, ok := fromGaps(answer.GetRanges(), recordsMax)
-	if !ok || len(ranges) == 0 || len(answer.GetDeliveries()) != len(ranges) || len(answer.GetFailures()) != len(ranges) {
+// newLease makes a lease of what a leader has lent, which had credit for so many records. False: it makes no sense.
+func (q *Queue) newLease(p *queuePlace, told *pb.LeaseResponse, recordsMax int) (*lease, bool) {
+	offsets, ok := fromGaps(told.GetRanges(), max(0, recordsMax))
+	ranges := len(told.GetRanges()) / 2
+	if told.GetLease() == nil || !ok || ranges == 0 || len(told.GetDeliveries()) != ranges ||
+		len(told.GetFailures()) != ranges {
 		return nil, false
 	}
-	offsets := spelledOut(ranges)
-	duration := time.Duration(max(answer.GetLeaseMs(), 1)) * time.Millisecond
+	duration := time.Duration(max(told.GetLeaseMs(), 1)) * time.Millisecond
 	made := &lease{
-		place: p, id: leaseIDOf(told), offsets: offsets, states: make([]recordState, len(offsets)), open: len(offsets),
-		ordered: answer.GetOrder() != pb.QueueOrder_ORDER_NONE, time: duration, extendAt: now.Add(duration / 3),
+		queue: q, place: p, id: leaseIDOf(told.GetLease()), open: len(offsets), time: duration,
+		ordered: told.GetOrder() != pb.QueueOrder_ORDER_NONE, extendAt: time.Now().Add(duration / 3),
+	}
+	for number, deliveries := range told.GetDeliveries() {
+		for range told.GetRanges()[2*number+1] {
+			made.records = append(made.records, &QueueRecord{
+				Deliveries: int(deliveries), Failures: int(told.GetFailures()[number]), lease: made,
+				offset: offsets[len(made.records)]})
+		}
 	}
 	return made, p.leases[made.id] == nil
 }
@@ -126,15 +105,36 @@ func leaseIDOf(told *pb.LeaseId) leaseID {
 	return leaseID{told.GetLeaderEpoch(), told.GetEntry(), told.GetStep()}
 }
 
-// places gives where these offsets are in the lease. False: the lease does not have all of them.
-func (l *lease) places(offsets []int64) ([]int, bool) {
-	var found []int
-	for _, offset := range offsets {
-		at, has := slices.BinarySearch(l.offsets, offset)
-		if !has {
-			return nil, false
-		}
-		found = append(found, at)
+func (l *lease) wire() *pb.LeaseId {
+	return &pb.LeaseId{LeaderEpoch: l.id.leaderEpoch, Entry: l.id.entry, Step: l.id.step}
+}
+
+// record gives the one at an offset. nil: the lease never had it.
+func (l *lease) record(offset int64) *QueueRecord {
+	at, has := slices.BinarySearchFunc(l.records, offset, func(r *QueueRecord, offset int64) int {
+		return int(min(max(r.offset-offset, -1), 1))
+	})
+	if !has {
+		return nil
 	}
-	return found, true
+	return l.records[at]
+}
+
+// named gives the records that a leader names. False: the lease never had some of them.
+func (l *lease) named(gaps []uint64) (found []*QueueRecord, ok bool) {
+	offsets, ok := fromGaps(gaps, len(l.records))
+	for _, offset := range offsets {
+		found = append(found, l.record(offset))
+	}
+	return found, ok && !slices.Contains(found, nil)
+}
+
+// in gives the records in these states.
+func (l *lease) in(least, most recordState) (found []*QueueRecord) {
+	for _, record := range l.records {
+		if record.state >= least && record.state <= most {
+			found = append(found, record)
+		}
+	}
+	return found
 }

@@ -1,363 +1,291 @@
 package tritonmq
 
 import (
-	"context"
-	"time"
+	"cmp"
+	"errors"
 
 	"github.com/apache/arrow-go/v18/arrow"
 
 	"tritonmq/clients/go/pb"
 )
 
-const (
-	rowsInAnswer = 1 << 20
-	creditFor    = 2 * time.Second // who waits for credit for so long looks whether what it holds is still its own
-)
+const staysMax = 4 // how often in a row a leader is given the credit that outcomes set free there, before others
 
-// lend has a partition's leader lend records, until the queue takes no more. While nothing is there, the leader is asked
-// to say when something is, and credit goes to others.
-func (q *Queue) lend(p *queuePlace) {
-	hopeful := true
-	for failures := 0; q.lending.Err() == nil; {
-		records, bytes := 0, int64(0)
-		request := q.request(p)
-		if hopeful {
-			records, bytes = q.reserve()
+// credit is what may be lent, or was.
+type credit struct {
+	records int
+	bytes   int64
+}
+
+func (c credit) less(other credit) credit {
+	return credit{c.records - other.records, c.bytes - other.bytes}
+}
+
+func (c credit) plus(other credit) credit {
+	return credit{c.records + other.records, c.bytes + other.bytes}
+}
+
+// part is so much of it, and never nothing.
+func (c credit) part(of, all int) credit {
+	return credit{(c.records*of + all - 1) / all, max(1, c.bytes/int64(all)*int64(of))}
+}
+
+// out is what the leader may still lend.
+func (s *workSession) out() credit {
+	if out := s.credit.less(s.lent); out.records > 0 && out.bytes > 0 {
+		return out
+	}
+	return credit{}
+}
+
+// freed is how many records it may lend because it has heard of outcomes by then.
+func (s *workSession) freed() int { return max(0, s.sent-s.out().records) }
+
+// share hands out what is free of the credit. While no leader has more than its credit allows, half of it is spread over
+// all of them, so that what comes is lent at once. Else those that have more are given all that is free, in large pieces,
+// since each lease is an entry in the journal. Where a small credit lies with others it is taken back.
+func (q *Queue) share() {
+	if q.isClosing || q.err != nil {
+		return
+	}
+	whole := credit{q.options.InFlight, q.options.InFlightBytes}
+	free, hungry, coming := whole.less(q.held), q.waiting == 0, false
+	var open, ready []*workSession
+	for step := range q.places {
+		s := q.places[(q.giveTo+step)%len(q.places)].session
+		if s == nil {
+			continue
+		}
+		out := s.out()
+		free = free.less(credit{max(0, out.records-s.sent), out.bytes})
+		open = append(open, s)
+		if s.ready {
+			ready = append(ready, s)
+		}
+		coming = coming || s.sent > 0 || s.ready && out.records > 0
+	}
+	give := func(s *workSession, most, least credit) bool {
+		out := s.out()
+		more := credit{min(most.records-out.records, free.records+s.freed()), min(most.bytes-out.bytes, free.bytes)}
+		if s.recalled >= 0 || more.records < least.records || more.bytes < least.bytes {
+			return false
+		}
+		free = free.less(credit{max(0, more.records-s.freed()), more.bytes})
+		s.credit = s.lent.plus(out).plus(more)
+		s.request().Credit = &pb.WorkCredit{Records: int64(s.credit.records), Bytes: s.credit.bytes, Watch: true}
+		coming = true
+		return true
+	}
+	if len(ready) == 0 {
+		half, count := whole.part(1, 2), len(q.places)
+		for _, s := range open {
+			at := (int(s.place.partition) - q.start + count) % count
+			own := (half.records + count - 1 - at) / count
+			if own > 0 && 2*s.out().records <= own {
+				give(s, half.part(own, half.records), credit{1, 1})
+			}
+		}
+		return
+	}
+	piece := whole
+	if hungry && len(ready) > 1 {
+		piece = whole.part(1, 2)
+	}
+	least := piece.part(1, 2)
+	if hungry && !coming {
+		least = credit{1, 1}
+	}
+	for _, s := range ready {
+		if s.sent == 0 {
+			s.stays = 0
+		}
+		if (s.stays < staysMax || len(ready) == 1) && give(s, piece, least) { // else it is another one's turn
+			s.stays++
+			q.giveTo = (int(s.place.partition) + 1) % len(q.places)
+		}
+	}
+	for _, s := range open {
+		if hungry && !coming && !s.ready && s.out().records > 0 && s.recalled < 0 {
+			s.recalled = s.lent.records
+			s.request().Credit = &pb.WorkCredit{
+				Records: int64(s.recalled), Bytes: s.credit.bytes, Watch: true, Recall: true}
+		}
+	}
+}
+
+// delivery is a lease as it came.
+type delivery struct {
+	lease   *lease
+	batches []*pb.StoredBatch
+	payload []byte
+}
+
+// lent takes a lease. One that makes no sense, or passes the credit, is an error.
+func (q *Queue) lent(s *workSession, told *pb.LeaseResponse, bytes uint64, payload []byte) error {
+	p := s.place
+	made, ok := q.newLease(p, told, s.credit.less(s.lent).records)
+	if !ok || bytes > batchDecodedBytesMax {
+		return malformed(s.stream.address, "it lent what it had no credit for")
+	}
+	count := len(made.records)
+	s.lent = s.lent.plus(credit{count, int64(bytes)})
+	made.bytes = max(int64(bytes), int64(len(payload))) / int64(count)
+	p.leases[made.id], p.failures = made, 0
+	q.held = q.held.plus(credit{count, made.bytes * int64(count)})
+	if q.held.bytes > 2*q.options.InFlightBytes+int64(len(q.places))*messageBytesMax { // the last message may go beyond it
+		return malformed(s.stream.address, "%d bytes are more than there was credit for", q.held.bytes)
+	}
+	if q.isClosing || q.err != nil {
+		q.sayAll(release, made.records)
+		return nil
+	}
+	p.unread = append(p.unread, delivery{made, told.GetBatches(), payload})
+	q.readNext(p)
+	return nil
+}
+
+// readNext reads the rows of one lease after the other, so that they can be taken in order.
+func (q *Queue) readNext(p *queuePlace) {
+	if p.reading || len(p.unread) == 0 {
+		return
+	}
+	p.reading = true
+	next, view := p.unread[0], q.view
+	p.unread = p.unread[1:]
+	q.running.Go(func() {
+		whole, err := next.read(view)
+		q.do(func() {
+			p.reading = false
+			q.shelve(next.lease, whole, err)
+			q.readNext(p)
+		})
+	})
+}
+
+// shelve puts the records of a lease where they can be taken. whole: so many, the first ones, were read. Those that
+// cannot be read fail, and become dead letters in time. What the queue's end interrupts goes back.
+func (q *Queue) shelve(l *lease, whole int, err error) {
+	q.stirred = true
+	for _, record := range l.records[:whole] {
+		if record.Topic == "" {
+			q.end(record, done) // retention has dropped it, which settles it
 		} else {
-			request.WaitMs = uint32(watchFor.Milliseconds())
+			l.place.ready = append(l.place.ready, record)
+			q.waiting++
 		}
-		q.mu.Lock()
-		for _, lease := range p.leases {
-			request.Held = append(request.Held, lease.wire())
-		}
-		q.mu.Unlock()
-		if records > 0 {
-			request.RecordsMax, request.BytesMax, request.RowsBytesMax = uint32(records), uint64(bytes), rowsInAnswer
-		}
-		answer, err := q.askToLend(p, request)
-		var made *lease
-		if err == nil {
-			made, err = q.lent(p, answer, records, bytes)
-		}
-		q.giveCreditBack(records, bytes, made)
-		if err != nil {
-			if q.lending.Err() != nil {
-				return
-			}
-			if !q.mayAskAgain(err) {
-				q.fail(err)
-				return
-			}
-			pause(q.lending, failures)
-			failures++
-			hopeful = true
-			continue
-		}
-		if made != nil {
-			q.shelve(p, made, answer)
-		}
-		hopeful = answer.GetReady()
-		if records > 0 && made == nil && hopeful { // something that this member may not have now
-			pause(q.lending, failures)
-			failures++
-			continue
-		}
-		failures = 0
 	}
-}
-
-func (q *Queue) request(p *queuePlace) *pb.LeaseRequest {
-	return &pb.LeaseRequest{
-		Topic: q.view.name, TopicId: q.view.id, Partition: p.partition, Group: q.group, Member: q.options.Member,
-		MemberKey: q.key, LeaseMs: uint32(q.options.Lease.Milliseconds()), Working: uint32(q.options.Working),
-		Filter: q.options.Filter,
+	if CodeOf(err) == pb.ErrorCode_UNKNOWN_TOPIC {
+		q.fail(err)
+		return
 	}
-}
-
-func (q *Queue) mayAskAgain(err error) bool {
-	code := CodeOf(err)
-	return isRetriable(err) || code == pb.ErrorCode_UNKNOWN_PARTITION ||
-		(code == pb.ErrorCode_UNKNOWN_QUEUE && time.Since(q.opened) < declaredWithin)
-}
-
-// reserve takes all credit that there is, once that is worth an entry in the journal: half of it, or whatever there is
-// while nothing waits to be taken. 0: there was none for a while.
-func (q *Queue) reserve() (records int, bytes int64) {
-	limit := time.After(creditFor)
-	for {
-		q.mu.Lock()
-		records, bytes = q.options.InFlight-q.held, q.options.InFlightBytes-q.bytes
-		much := records*2 >= q.options.InFlight && bytes*2 >= q.options.InFlightBytes
-		if records > 0 && bytes > 0 && (much || q.waiting == 0) {
-			q.held += records
-			q.bytes += bytes
-			q.mu.Unlock()
-			return records, bytes
-		}
-		news := q.news
-		q.mu.Unlock()
-		select {
-		case <-news:
-		case <-limit:
-			return 0, 0
-		case <-q.lending.Done():
-			return 0, 0
+	for _, record := range l.records[whole:] {
+		switch {
+		case record.state != waiting:
+		case isRetriable(err):
+			q.say(release, said{record, nil})
+		default:
+			text := shortened("cannot be read: " + err.Error())
+			q.say(word{outcome: pb.Outcome_OUTCOME_FAIL, text: text, delay: -1}, said{record, nil})
 		}
 	}
 }
 
-// giveCreditBack: all of it was reserved, and a lease takes as much as it has.
-func (q *Queue) giveCreditBack(records int, bytes int64, made *lease) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.held -= records
-	q.bytes -= bytes
-	if made != nil {
-		q.held += len(made.offsets)
-		q.bytes += made.bytes * int64(len(made.offsets))
-	}
-	if records > 0 {
-		q.changed()
-	}
-}
-
-func (q *Queue) askToLend(p *queuePlace, request *pb.LeaseRequest) (*pb.LeaseResponse, error) {
-	address := q.client.leader(q.view.name, p.partition)
-	if address == "" {
-		return nil, q.lookForLeader(p, nil)
-	}
-	answer, err := ask(q.lending, q.client, address, pb.BrokerClient.Lease, request)
-	if err != nil {
-		return nil, q.lookForLeader(p, err)
-	}
-	return answer, nil
-}
-
-// lookForLeader learns from an error who leads, or asks. It gives the error, or why there is no leader.
-func (q *Queue) lookForLeader(p *queuePlace, err error) error {
-	if found, ours := err.(*Error); ours && found.Code == pb.ErrorCode_NOT_LEADER && found.LeaderID != 0 {
-		q.client.noteLeader(q.view.name, p.partition, found)
-		return err
-	}
-	switch CodeOf(err) {
-	case pb.ErrorCode_OVERLOADED, pb.ErrorCode_DISK_FULL, pb.ErrorCode_NOT_ENOUGH_REPLICAS, pb.ErrorCode_OUT_OF_ORDER:
-		return err // no sign that another one leads
-	}
-	asking, cancel := context.WithTimeout(q.ctx, attemptTimeout)
-	defer cancel()
-	view, refused := q.client.refresh(asking, q.view.name)
-	if refused == nil && view.id != q.view.id {
-		return newError(pb.ErrorCode_UNKNOWN_TOPIC,
-			"topic %q was deleted and made again: what was lent of the former one is gone", q.view.name)
-	}
-	if err == nil && refused != nil {
-		return refused
-	}
-	if err == nil {
-		err = newError(pb.ErrorCode_NOT_LEADER, "topic %q partition %d has no leader at the moment", q.view.name, p.partition)
-	}
-	return err
-}
-
-// lent takes what a leader has said: what is lost of what the member holds, and a lease. An answer that makes no sense
-// is an error.
-func (q *Queue) lent(p *queuePlace, answer *pb.LeaseResponse, records int, bytes int64) (*lease, error) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	made, ok := readLease(p, answer, records, time.Now())
-	if !ok {
-		return nil, malformed(q.client.leader(q.view.name, p.partition), "it lent what was not asked for")
-	}
-	for _, told := range answer.GetGone() {
-		if gone := p.leases[leaseIDOf(told)]; gone != nil {
-			for at, state := range gone.states {
-				if state <= begun { // the answer to what has an outcome says what became of it
-					q.over(gone, at, lost)
-				}
-			}
-			q.releaseBehind(p)
-			q.changed()
-		}
-	}
-	if made != nil {
-		if came := int64(len(answer.GetPayload())); came > 0 {
-			bytes = came // else as many as it may be
-		}
-		made.bytes = bytes / int64(len(made.offsets))
-		p.leases[made.id] = made
-	}
-	return made, nil
-}
-
-// shelve puts the records of a lease where they can be taken. What did not come with the answer is fetched.
-func (q *Queue) shelve(p *queuePlace, made *lease, answer *pb.LeaseResponse) {
-	found := map[int64]Message{}
-	payload, decoded := answer.GetPayload(), int64(0)
-	for _, stored := range answer.GetBatches() {
-		size := int(stored.GetPayloadBytes())
-		if size > len(payload) {
-			break
-		}
-		if decoded += decodedBytes(payload[:size]); decoded > batchDecodedBytesMax || !q.readBatch(p, found, stored, payload[:size]) {
+// read takes rows from what came with a lease, and fetches the others. It gives how many records, the first ones, are
+// read or not kept any more. err: why the next one could not be read.
+func (d delivery) read(view *topic) (whole int, err error) {
+	decoded, payload := int64(0), d.payload
+	for _, stored := range d.batches {
+		own := payload[:stored.GetPayloadBytes()]
+		payload = payload[len(own):]
+		if decoded += decodedBytes(own); decoded > batchDecodedBytesMax || !d.lease.readBatch(view, stored, own) {
 			break // it is fetched, which tells what is wrong
 		}
-		payload = payload[size:]
 	}
-	deliveries, failures := perRecord(answer)
-	for at := 0; at < len(made.offsets); {
-		from := at
-		for ; at < len(made.offsets); at++ {
-			if _, here := found[made.offsets[at]]; !here {
-				break
+	records := d.lease.records
+	for whole < len(records) {
+		end := whole
+		for end < len(records) && records[end].Topic == "" && records[end].offset-records[whole].offset == int64(end-whole) {
+			end++
+		}
+		if end > whole {
+			if err := d.lease.fetch(view, records[whole].offset, records[end-1].offset+1); err != nil {
+				return whole, err
 			}
 		}
-		q.mu.Lock()
-		for each := from; each < at; each++ {
-			p.ready = append(p.ready, &QueueRecord{
-				Message: found[made.offsets[each]], Deliveries: deliveries[each], Failures: failures[each],
-				queue: q, lease: made, at: each})
+		whole = max(end, whole+1)
+	}
+	return whole, nil
+}
+
+// put has the records of a lease have what is in those of these messages that are theirs.
+func (l *lease) put(messages []Message) {
+	for _, message := range messages {
+		if record := l.record(message.Offset); record != nil {
+			record.Message = message
 		}
-		q.waiting += at - from
-		q.changed()
-		q.mu.Unlock()
-		if at == len(made.offsets) {
-			return
-		}
-		missing := made.offsets[at:]
-		missing = missing[:runLength(missing, found)]
-		if err := q.fetch(p, made, missing, found); err != nil {
-			q.notRead(made, at, err)
-			return
-		}
-		q.mu.Lock()
-		for each := range missing {
-			if _, here := found[missing[each]]; !here {
-				q.over(made, at+each, done) // retention has dropped it, which settles it
-				found[missing[each]] = Message{}
-			}
-		}
-		q.mu.Unlock()
 	}
 }
 
-// perRecord spells out what is told of ranges. They were checked.
-func perRecord(answer *pb.LeaseResponse) (deliveries, failures []int) {
-	for at, count := range answer.GetDeliveries() {
-		for range answer.GetRanges()[2*at+1] {
-			deliveries = append(deliveries, int(count))
-			failures = append(failures, int(answer.GetFailures()[at]))
-		}
-	}
-	return deliveries, failures
-}
-
-// runLength gives how many of these offsets follow one another and are not here.
-func runLength(offsets []int64, found map[int64]Message) int {
-	for at, offset := range offsets {
-		if _, here := found[offset]; here || offset != offsets[0]+int64(at) {
-			return at
-		}
-	}
-	return len(offsets)
-}
-
-// readBatch adds the records of a batch that came with a lease. False: it is not what its description says.
-func (q *Queue) readBatch(p *queuePlace, found map[int64]Message, stored *pb.StoredBatch, payload []byte) bool {
-	rows, err := decode(payload, q.view.schema)
+// readBatch reads a batch that came with a lease. False: it is not what its description says.
+func (l *lease) readBatch(view *topic, stored *pb.StoredBatch, payload []byte) bool {
+	rows, err := decode(payload, view.schema)
 	if err != nil {
 		return false
 	}
 	defer rows.Release()
 	described := &pb.StoredBatch{
-		BaseOffset: stored.GetBaseOffset(), Partition: p.partition, TimestampUs: stored.GetTimestampUs()}
-	messages, err := rowsOf(q.view, described, rows)
+		BaseOffset: stored.GetBaseOffset(), Partition: l.place.partition, TimestampUs: stored.GetTimestampUs()}
+	messages, err := rowsOf(view, described, rows)
 	if err != nil {
 		return false
 	}
-	if stored.Kept == nil {
-		for _, message := range messages {
-			found[message.Offset] = message
+	if stored.Kept != nil {
+		next := 0
+		for bit := range 8 * len(stored.GetKept()) {
+			if stored.GetKept()[bit/8]>>(bit%8)&1 == 0 {
+				continue
+			}
+			if next == len(messages) {
+				return false
+			}
+			messages[next].Offset = stored.GetBaseOffset() + int64(bit)
+			next++
 		}
-		return rows.NumRows() == int64(stored.GetRecordCount())
-	}
-	next := 0
-	for bit := range 8 * len(stored.GetKept()) {
-		if stored.GetKept()[bit/8]>>(bit%8)&1 == 0 {
-			continue
-		}
-		if next == len(messages) {
+		if next != len(messages) {
 			return false
 		}
-		messages[next].Offset = stored.GetBaseOffset() + int64(bit)
-		found[messages[next].Offset] = messages[next]
-		next++
+	} else if len(messages) != int(stored.GetRecordCount()) {
+		return false
 	}
-	return next == len(messages)
+	l.put(messages)
+	return true
 }
 
 // fetch reads records that follow one another. Those that retention has dropped stay missing.
-func (q *Queue) fetch(p *queuePlace, made *lease, offsets []int64, found map[int64]Message) error {
-	first, end := offsets[0], offsets[len(offsets)-1]+1
-	for attempt := 0; ; attempt++ {
-		r, err := q.client.newRead(q.lending, q.view.name, p.partition, first, end, nil)
-		if err == nil && r.topic.id != q.view.id {
-			err = newError(pb.ErrorCode_UNKNOWN_TOPIC, "topic %q was deleted while its records were read", q.view.name)
+func (l *lease) fetch(view *topic, first, end int64) error {
+	for {
+		r, err := l.queue.client.newRead(l.queue.ctx, view.name, l.place.partition, first, end, nil)
+		if err == nil && r.topic.id != view.id {
+			err = newError(pb.ErrorCode_UNKNOWN_TOPIC, "topic %q was deleted while its records were read", view.name)
 		}
-		if err == nil {
-			var wrong error
-			err = r.follow(q.lending, func(rows arrow.RecordBatch, _ error) bool {
-				stored := &pb.StoredBatch{
-					BaseOffset: r.position - rows.NumRows(), Partition: p.partition, TimestampUs: r.appendedUs}
-				var messages []Message
-				messages, wrong = rowsOf(r.topic, stored, rows)
-				for _, message := range messages {
-					found[message.Offset] = message
-				}
-				return wrong == nil
-			})
-			if wrong != nil {
-				err = wrong
-			}
-		}
-		if told, ours := err.(*Error); ours && told.Code == pb.ErrorCode_OFFSET_OUT_OF_RANGE && told.NextOffset > first {
-			if first = told.NextOffset; first >= end {
-				return nil
-			}
-			continue
-		}
-		if err == nil || !isRetriable(err) && CodeOf(err) != pb.ErrorCode_PARTITION_UNAVAILABLE {
+		if err != nil {
 			return err
 		}
-		if !pause(q.lending, attempt) {
-			return err
+		var wrong error
+		err = r.follow(l.queue.ctx, func(rows arrow.RecordBatch, _ error) bool {
+			stored := &pb.StoredBatch{
+				BaseOffset: r.position - rows.NumRows(), Partition: l.place.partition, TimestampUs: r.appendedUs}
+			var messages []Message
+			messages, wrong = rowsOf(r.topic, stored, rows)
+			l.put(messages)
+			return wrong == nil
+		})
+		var told *Error
+		if wrong != nil || !errors.As(err, &told) || told.Code != pb.ErrorCode_OFFSET_OUT_OF_RANGE || told.NextOffset <= first {
+			return cmp.Or(wrong, err)
 		}
-		q.mu.Lock()
-		gone := made.open == 0
-		q.mu.Unlock()
-		if gone {
-			return err
-		}
-	}
-}
-
-// notRead: records that cannot be read fail, and become dead letters in time. What the queue's end interrupts goes
-// back.
-func (q *Queue) notRead(l *lease, from int, err error) {
-	if CodeOf(err) == pb.ErrorCode_UNKNOWN_TOPIC {
-		q.fail(err)
-		return
-	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	said := word{outcome: pb.Outcome_OUTCOME_FAIL, text: shortened("cannot be read: " + err.Error()), delay: -1}
-	if q.lending.Err() != nil || isRetriable(err) {
-		said = word{outcome: pb.Outcome_OUTCOME_RELEASE, delay: -1}
-	}
-	var left []int
-	for at := from; at < len(l.states); at++ {
-		if l.states[at] == waiting {
-			left = append(left, at)
+		if first = told.NextOffset; first >= end {
+			return nil
 		}
 	}
-	q.say(l, left, said, nil)
 }

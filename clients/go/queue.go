@@ -1,28 +1,29 @@
 package tritonmq
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"iter"
-	"strings"
+	"math"
+	mathrand "math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"tritonmq/clients/go/pb"
 )
 
 const (
-	queueInFlight      = 1_000
-	queueBytes         = 16 << 20
-	queueKeyBytes      = 32
-	declaredWithin     = 10 * time.Second // a leader may not have heard of a queue that was just declared
-	watchFor           = 4 * time.Second  // a leader waits for so long before it says that it has nothing
-	leaseTimeMin       = time.Second
-	leaseTimeMax       = 12 * time.Hour
-	settlesAtOnce      = 4_000
-	errorTextBytes     = 256 // what a leader keeps of an error
-	recordsInAnswerMax = 200_000
+	queueInFlight  = 1_000
+	queueBytes     = 16 << 20
+	queueBytesMax  = 1 << 40 // the credit that a leader takes
+	queueKeyBytes  = 32
+	declaredWithin = 10 * time.Second // a leader may not have heard of a queue that was just declared
+	leaseTimeMin   = time.Second
+	leaseTimeMax   = 12 * time.Hour
+	beat           = 50 * time.Millisecond // how often it is looked what is due
 )
 
 // QueueOptions has good zero values.
@@ -47,38 +48,54 @@ type QueueOptions struct {
 // became of it. It is safe for use by many goroutines.
 type Queue struct {
 	client  *Client
-	view    *topic
 	group   string
 	options QueueOptions
 	key     []byte
 	opened  time.Time
 	ctx     context.Context // ends with the queue
 	cancel  context.CancelFunc
-	running sync.WaitGroup
-	lending context.Context // ends when no more is to be lent
-	stop    context.CancelFunc
-	lenders sync.WaitGroup
+	running sync.WaitGroup    // all goroutines but run
+	calls   chan func()       // run makes them, one after the other
+	records chan *QueueRecord // to who takes one
+	closed  atomic.Bool
+	closing chan struct{} // closed by Close
+	failed  chan struct{} // closed once nothing more is to be lent, which err says why
+	over    chan struct{} // closed when run has ended
 
-	mu      sync.Mutex // taken before the client's
-	places  []*queuePlace
-	turn    int
-	held    int // records that have no answered outcome, and credit that leaders were handed
-	bytes   int64
-	waiting int           // records that are here and were not taken
-	news    chan struct{} // closed, and made anew, when something has changed
-	err     error
-	closed  bool
+	// Of run, until it is over:
+	view      *topic
+	places    []*queuePlace
+	streams   map[string]*workStream // by the broker's address
+	talking   int                    // streams that have not ended
+	turn      int                    // the partition of which a record is handed out next
+	start     int                    // the first one to have credit while nothing is ready
+	giveTo    int                    // the first one to be given credit
+	held      credit                 // records without an answered outcome
+	waiting   int                    // records that are here and were not taken
+	begun     int                    // that were taken, and have no outcome
+	stirred   bool                   // there may be something to say
+	looking   bool                   // it is asked who leads
+	doubted   bool                   // another broker may lead
+	lookedAt  time.Time
+	isClosing bool
+	left      time.Time // when all outcomes had answers, and the leaders were told that this member asks no more
+	err       error
+	ended     error
 }
 
-// queuePlace is one partition of a queue. The queue's mu guards it.
+// queuePlace is one partition of a queue.
 type queuePlace struct {
 	partition int32
+	session   *workSession // with its leader; nil: none
+	failures  int
+	notBefore time.Time // is its leader spoken to again
+	err       error     // why its leader is spoken to no more
 	leases    map[leaseID]*lease
+	unread    []delivery // leases whose rows are still to be read, one after the other
+	reading   bool
 	ready     []*QueueRecord
 	inHand    int // of leases with an order: taken, or with an outcome that has no answer
-	pieces    []*piece
-	wake      chan struct{}
-	flying    bool // outcomes are on their way
+	lines     []*line
 }
 
 // DeclareQueue makes a group of a topic a queue, which begins at the first record that is kept. Settings are those of
@@ -139,11 +156,12 @@ func (c *Client) OpenQueue(ctx context.Context, topic, group string, options Que
 		options.Member = randomName()
 	}
 	lasting := options.Lease
-	if options.InFlight < 1 || options.InFlightBytes < 1 || options.Working < 1 ||
+	if options.InFlight < 1 || options.InFlight > math.MaxInt32 || options.InFlightBytes < 1 || options.Working < 1 ||
 		(lasting != 0 && (lasting < leaseTimeMin || lasting > leaseTimeMax)) {
 		return nil, newError(pb.ErrorCode_INVALID_SETTING,
 			"a queue's options are not negative, InFlight is below 2^31, and Lease is 0 or 1 s to 12 h")
 	}
+	options.InFlightBytes = min(options.InFlightBytes, queueBytesMax)
 	asking, cancel := context.WithTimeout(ctx, c.options.Timeout)
 	defer cancel()
 	view, err := c.topicNow(asking, topic)
@@ -158,20 +176,16 @@ func (c *Client) OpenQueue(ctx context.Context, topic, group string, options Que
 		return nil, err
 	}
 	q := &Queue{
-		client: c, view: view, group: group, options: options, key: make([]byte, queueKeyBytes), opened: time.Now(),
-		news: make(chan struct{}),
+		client: c, group: group, options: options, key: make([]byte, queueKeyBytes), opened: time.Now(),
+		calls: make(chan func()), records: make(chan *QueueRecord), closing: make(chan struct{}),
+		failed: make(chan struct{}), over: make(chan struct{}), streams: map[string]*workStream{},
+		start: mathrand.IntN(len(view.leaders)), lookedAt: time.Now(),
 	}
+	q.giveTo = q.start
 	_, _ = rand.Read(q.key) // never fails
 	q.ctx, q.cancel = context.WithCancel(ctx)
-	q.lending, q.stop = context.WithCancel(q.ctx)
-	for partition := range view.leaders {
-		q.places = append(q.places, &queuePlace{
-			partition: int32(partition), leases: map[leaseID]*lease{}, wake: make(chan struct{}, 1)})
-	}
-	for _, place := range q.places {
-		q.running.Go(func() { q.tell(place) })
-		q.lenders.Go(func() { q.lend(place) })
-	}
+	q.learn(view)
+	go q.run()
 	return q, nil
 }
 
@@ -189,9 +203,9 @@ type QueueRecord struct {
 	Message
 	Deliveries, Failures int
 
-	queue *Queue
-	lease *lease
-	at    int
+	lease  *lease
+	offset int64
+	state  recordState // of the queue's run
 }
 
 // Records gives records as they come, until the queue is closed. It ends with an error when ctx of OpenQueue ends, or
@@ -215,182 +229,189 @@ var ErrClosed = newError(pb.ErrorCode_INVALID_REQUEST, "the queue is closed: ope
 
 // Take waits for one record until ctx ends. It fails with ErrClosed once the queue was closed.
 func (q *Queue) Take(ctx context.Context) (*QueueRecord, error) {
-	for {
-		q.mu.Lock()
-		if q.closed {
-			q.mu.Unlock()
-			return nil, ErrClosed
-		}
-		err, news := q.err, q.news
-		if err == nil {
-			err = q.ctx.Err()
-		}
-		if err == nil {
-			if record := q.next(); record != nil {
-				q.mu.Unlock()
-				return record, nil
-			}
-		}
-		q.mu.Unlock()
-		if err != nil {
-			return nil, err
-		}
-		select {
-		case <-news:
-		case <-q.ctx.Done():
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+	if q.closed.Load() {
+		return nil, ErrClosed
 	}
-}
-
-// next hands out a record, of the partitions in turn. Under mu.
-func (q *Queue) next() *QueueRecord {
-	for step := range q.places {
-		place := q.places[(q.turn+step)%len(q.places)]
-		for len(place.ready) > 0 {
-			first := place.ready[0]
-			state := first.lease.states[first.at]
-			if state == waiting && first.lease.ordered && place.inHand > 0 {
-				break // the one before has no answered outcome
-			}
-			place.ready = place.ready[1:]
-			q.waiting--
-			if state != waiting {
-				continue // lost meanwhile
-			}
-			first.lease.states[first.at] = begunLately
-			if first.lease.ordered {
-				place.inHand++
-			}
-			q.turn = (q.turn + step + 1) % len(q.places)
-			if q.waiting == 0 {
-				q.changed() // more may be asked for
-			}
-			return first
-		}
+	select {
+	case record := <-q.records:
+		return record, nil
+	case <-q.closing:
+		return nil, ErrClosed
+	case <-q.failed:
+		return nil, q.err
+	case <-q.ctx.Done():
+		return nil, q.ctx.Err()
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
-	return nil
 }
 
 // Close gives back what has no outcome, which counts as no failure, and returns once all outcomes are written down. When
 // ctx ends first it is not known of some, and their Wait says so.
 func (q *Queue) Close(ctx context.Context) error {
-	q.mu.Lock()
-	if q.closed {
-		q.mu.Unlock()
+	if q.closed.Swap(true) {
 		return nil
 	}
-	q.closed = true
-	q.changed()
-	q.mu.Unlock()
-	q.stop()
-	q.lenders.Wait()
-	q.mu.Lock()
-	for _, place := range q.places {
-		for _, lease := range place.leases {
-			q.giveBack(lease)
-		}
-		place.ready = nil
-	}
-	q.mu.Unlock()
-	err := q.drained(ctx)
-	if err == nil {
-		q.leave(ctx)
-	}
-	q.cancel()
-	q.running.Wait()
-	return err
-}
-
-// giveBack releases what has no outcome of a lease. Under mu.
-func (q *Queue) giveBack(l *lease) {
-	var back []int
-	for at, state := range l.states {
-		if state <= begun {
-			back = append(back, at)
-		}
-	}
-	q.say(l, back, word{outcome: pb.Outcome_OUTCOME_RELEASE, delay: -1}, nil)
-}
-
-// drained waits until every outcome has an answer.
-func (q *Queue) drained(ctx context.Context) error {
-	for {
-		q.mu.Lock()
-		busy := false
+	close(q.closing)
+	q.do(func() {
+		q.isClosing = true
 		for _, place := range q.places {
-			busy = busy || place.flying || len(place.pieces) > 0
+			for _, lease := range place.leases {
+				q.sayAll(release, lease.in(waiting, begun))
+			}
 		}
-		news := q.news
-		q.mu.Unlock()
-		if !busy {
-			return nil
+	})
+	select {
+	case <-q.over:
+	case <-ctx.Done():
+		q.cancel()
+		<-q.over
+	}
+	if !q.left.IsZero() {
+		return nil
+	}
+	return cmp.Or(ctx.Err(), q.ended)
+}
+
+// do has the queue's own goroutine make a call. False: the queue ends.
+func (q *Queue) do(call func()) bool {
+	select {
+	case q.calls <- call:
+		return true
+	case <-q.ctx.Done():
+		return false
+	}
+}
+
+// run owns what the member holds, and what is said to the leaders and heard of them. It ends once all is said after the
+// queue was closed, or with its context.
+func (q *Queue) run() {
+	defer close(q.over)
+	ticks := time.NewTicker(beat)
+	defer ticks.Stop()
+	q.converse()
+	for q.ctx.Err() == nil && !q.hasLeft() {
+		if q.stirred {
+			q.stirred = false
+			q.converse()
+		}
+		record, records := q.next(), q.records
+		if record == nil {
+			records = nil
 		}
 		select {
-		case <-news:
+		case records <- record:
+			q.taken(record)
+		case call := <-q.calls:
+			call()
+		case now := <-ticks.C:
+			q.stirred = true
+			for _, place := range q.places {
+				for _, lease := range place.leases {
+					if !q.isClosing {
+						q.extend(lease, now)
+					}
+				}
+			}
 		case <-q.ctx.Done():
-			return q.ctx.Err()
-		case <-ctx.Done():
-			return ctx.Err()
 		}
 	}
-}
-
-// leave tells leaders that this member asks no more.
-func (q *Queue) leave(ctx context.Context) {
-	var asking sync.WaitGroup
+	q.ended = cmp.Or(q.ctx.Err(), error(ErrClosed))
+	q.cancel()
+	q.running.Wait()
 	for _, place := range q.places {
-		asking.Go(func() {
-			request := q.request(place)
-			request.Leaving, request.Filter = true, ""
-			if address := q.client.leader(q.view.name, place.partition); address != "" {
-				_, _ = ask(ctx, q.client, address, pb.BrokerClient.Lease, request) // else it hears of it in time
-			}
-		})
+		q.refuseAll(place, newError(pb.ErrorCode_OUTCOME_UNKNOWN, "the queue has ended before the leader had answered"))
 	}
-	asking.Wait()
 }
 
-// changed wakes who waits for news. Under mu.
-func (q *Queue) changed() {
-	close(q.news)
-	q.news = make(chan struct{})
+// hasLeft: the queue was closed, and nothing is left to say or to hear. Once every outcome has an answer the leaders are
+// told that this member asks no more, for which they have a while.
+func (q *Queue) hasLeft() bool {
+	if !q.left.IsZero() {
+		return q.talking == 0 || time.Since(q.left) > lastWord
+	}
+	for _, place := range q.places {
+		if !q.isClosing || len(place.lines) > 0 || place.flying() {
+			return false
+		}
+	}
+	q.left, q.stirred = time.Now(), true
+	for _, place := range q.places {
+		if place.session != nil {
+			place.session.request().Close = true
+			q.forget(place.session)
+		}
+	}
+	return false
+}
+
+// next gives the record that is to be handed out next, of the partitions in turn.
+func (q *Queue) next() *QueueRecord {
+	if q.isClosing || q.err != nil {
+		return nil
+	}
+	for step := range q.places {
+		place := q.places[(q.turn+step)%len(q.places)]
+		for len(place.ready) > 0 {
+			first := place.ready[0]
+			if first.state == waiting {
+				if first.lease.ordered && place.inHand > 0 {
+					break // the one before has no answered outcome
+				}
+				return first
+			}
+			q.unshelve(place) // lost meanwhile
+		}
+	}
+	return nil
+}
+
+func (q *Queue) taken(r *QueueRecord) {
+	q.change(r, begunLately)
+	q.turn = (int(r.lease.place.partition) + 1) % len(q.places)
+	q.unshelve(r.lease.place)
+}
+
+func (q *Queue) unshelve(p *queuePlace) {
+	p.ready = p.ready[1:]
+	if q.waiting--; q.waiting == 0 {
+		q.stirred = true // more may be asked for
+	}
 }
 
 // fail ends the queue: nothing is lent any more.
 func (q *Queue) fail(err error) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
 	if q.err == nil {
 		q.err = err
-		q.stop()
-		q.changed()
+		close(q.failed)
 	}
 }
 
-// over is a record's last state. Under mu.
-func (q *Queue) over(l *lease, at int, state recordState) {
-	before := l.states[at]
-	if before >= done {
+// change notes how far a record is now.
+func (q *Queue) change(r *QueueRecord, state recordState) {
+	count := func(by int) {
+		if r.state == begunLately || r.state == begun {
+			q.begun += by
+		}
+		if r.lease.ordered && r.state > waiting && r.state < done {
+			r.lease.place.inHand += by
+		}
+	}
+	count(-1)
+	r.state = state
+	count(1)
+}
+
+// end is a record's last state: done or lost.
+func (q *Queue) end(r *QueueRecord, state recordState) {
+	l := r.lease
+	if r.state >= done {
 		return
 	}
-	if l.ordered && before > waiting {
-		l.place.inHand--
-	}
-	l.states[at] = state
-	q.held--
-	q.bytes -= l.bytes
+	q.change(r, state)
+	q.held = q.held.less(credit{1, l.bytes})
+	q.stirred = true
 	if l.open--; l.open == 0 {
 		delete(l.place.leases, l.id)
 	}
-}
-
-// shortened cuts a text to what a leader keeps of it.
-func shortened(text string) string {
-	text = strings.ToValidUTF8(text, "\uFFFD")
-	if len(text) > errorTextBytes {
-		text = strings.ToValidUTF8(text[:errorTextBytes], "")
-	}
-	return text
 }

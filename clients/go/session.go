@@ -2,8 +2,6 @@ package tritonmq
 
 import (
 	"context"
-	"errors"
-	"io"
 	"slices"
 
 	"google.golang.org/grpc"
@@ -134,38 +132,17 @@ func (s *session) run() {
 	defer close(s.over)
 	ctx, cancel := context.WithCancel(s.subscription.ctx)
 	defer cancel()
-	err := s.talk(ctx)
+	write := func(call grpc.BidiStreamingClient[pb.SubscribeRequest, pb.BatchesResponse]) {
+		s.subscription.running.Go(func() { s.write(call) })
+	}
+	err := talk(ctx, s.subscription.client, s.address, pb.BrokerClient.Subscribe, write, s.hear)
 	s.subscription.sessionEnded(s, err)
 }
 
-func (s *session) talk(ctx context.Context) error {
-	broker, err := s.subscription.client.broker(s.address)
-	if err != nil {
-		return err
-	}
-	call, err := broker.Subscribe(ctx)
-	if err != nil {
-		return fromCall(ctx, err, nil, s.address)
-	}
-	s.subscription.running.Go(func() { s.write(call) })
-	for {
-		message, err := call.Recv()
-		if errors.Is(err, io.EOF) {
-			return newError(pb.ErrorCode_UNREACHABLE, "broker at %s ended the stream", s.address)
-		}
-		if err != nil {
-			return fromCall(ctx, err, call.Trailer(), s.address)
-		}
-		if told := message.GetHeader().GetError(); told != nil {
-			return fromWire(told)
-		}
-		if err := s.hear(message); err != nil {
-			return err
-		}
-	}
-}
-
 func (s *session) hear(message *pb.BatchesResponse) error {
+	if told := message.GetHeader().GetError(); told != nil {
+		return fromWire(told)
+	}
 	s.subscription.mu.Lock()
 	defer s.subscription.mu.Unlock()
 	for _, told := range message.GetHeader().GetOpened() {

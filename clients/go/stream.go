@@ -3,7 +3,6 @@ package tritonmq
 import (
 	"context"
 	"errors"
-	"io"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -65,7 +64,10 @@ func (s *stream) send(l *lane, batch *outgoing, header *pb.ProduceHeader) uint64
 func (s *stream) run() {
 	ctx, cancel := context.WithCancel(s.producer.ctx)
 	defer cancel()
-	err := s.talk(ctx)
+	write := func(call grpc.BidiStreamingClient[pb.ProduceRequest, pb.ProduceResponse]) {
+		s.producer.running.Go(func() { s.write(call) })
+	}
+	err := talk(ctx, s.producer.client, s.address, pb.BrokerClient.Produce, write, s.hear)
 	var told *Error
 	if !errors.As(err, &told) {
 		told = newError(pb.ErrorCode_UNREACHABLE, "the stream to the broker at %s ended: %v", s.address, err)
@@ -85,39 +87,17 @@ func (s *stream) run() {
 	}
 }
 
-func (s *stream) talk(ctx context.Context) error {
-	broker, err := s.producer.client.broker(s.address)
-	if err != nil {
-		return err
-	}
-	call, err := broker.Produce(ctx)
-	if err != nil {
-		err = fromCall(ctx, err, nil, s.address)
-		var told *Error
-		if errors.As(err, &told) {
-			told.Definite = true // there was no connection: nothing was sent
-		}
-		return err
-	}
-	s.producer.running.Go(func() { s.write(call) })
-	for {
-		answer, err := call.Recv()
-		if errors.Is(err, io.EOF) {
-			return newError(pb.ErrorCode_UNREACHABLE, "broker at %s ended the stream", s.address)
-		}
-		if err != nil {
-			return fromCall(ctx, err, call.Trailer(), s.address)
-		}
-		for _, result := range answer.GetResults() {
-			s.mu.Lock()
-			found, known := s.waiting[result.GetCorrelation()]
-			delete(s.waiting, result.GetCorrelation())
-			s.mu.Unlock()
-			if known {
-				found.lane.answered(found.batch, result.GetCorrelation(), result)
-			}
+func (s *stream) hear(answer *pb.ProduceResponse) error {
+	for _, result := range answer.GetResults() {
+		s.mu.Lock()
+		found, known := s.waiting[result.GetCorrelation()]
+		delete(s.waiting, result.GetCorrelation())
+		s.mu.Unlock()
+		if known {
+			found.lane.answered(found.batch, result.GetCorrelation(), result)
 		}
 	}
+	return nil
 }
 
 // write sends what is queued until the call ends. What went wrong is heard by whoever receives.
