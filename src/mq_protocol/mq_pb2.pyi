@@ -3154,7 +3154,7 @@ class SessionRequest(_message.Message):
     def credit(self) -> Global___WorkCredit: ...
     @_builtins.property
     def settles(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettleOne]:
-        """numbered from 1 on in the session. EXTEND among them; no outputs: those go by Settle"""
+        """numbered from 1 on in the session. EXTEND among them. One ack with outputs at a time"""
 
     @_builtins.property
     def check(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseId]:

@@ -380,10 +380,11 @@ class _Broker:
         self._beginning = Beginning(shell, self._topics, self._declared, self._working)
         self._idle = Idle(shell, self._topics, self._declared, self._working, self._transactions)
         asked = Asked(shell, self._topics, self._declared)
+        outputs = Outputs(self._topics, self._transactions)
         return (
             Declaring(self._topics, self._declared, self._transactions.begun),
-            Leasing(asked, self._working, Outputs(self._topics, self._transactions)),
-            Sessions(asked, self._working, held),
+            Leasing(asked, self._working, outputs),
+            Sessions(asked, self._working, outputs, held),
             Describing(
                 shell,
                 self._topics,

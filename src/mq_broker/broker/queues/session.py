@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.queues.group.gathering import Gathering
@@ -22,6 +23,11 @@ UNANSWERED_MAX: Final = 2 * SETTLES_MAX
 """Ranges that one session settles and that wait for their answers. More are refused: the member asks again."""
 
 UNANSWERED_PER_BROKER_MAX: Final = 500_000
+
+Check: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+"""Whether an ack with outputs may be judged. Raises the `TritonMQError` for which nothing of it is done."""
+
+_NO_CHECKS: Final[Mapping[int, Check]] = {}
 
 UNREAD_MAX: Final = 100
 """Ranges of leases that wait to be told to a session. While there are more it is lent nothing: it may never read."""
@@ -128,14 +134,14 @@ class Standing(Asking):
 
 
 class Spoken(Settling):
-    """Settles of a session, from number `first` on. Each is answered by itself, as soon as it is judged: before what
-    the same entry lends."""
+    """Settles of a session, by number. Each is answered by itself, as soon as it is judged: before what the same entry
+    lends."""
 
-    def __init__(self, items: Sequence[Item], first: int, tell: Callable[[int, int, Answer], None]) -> None:
-        super().__init__(items)
-        self._first = first
+    def __init__(self, numbered: Mapping[int, Item], tell: Callable[[int, int, Answer], None]) -> None:
+        super().__init__(list(numbered.values()))
+        self._numbers = list(numbered)
         self._tell = tell
-        self._weights = [max(len(item.ranges), 1) for item in items]
+        self._weights = [max(len(item.ranges), 1) for item in numbered.values()]
 
     @property
     def weight(self) -> int:
@@ -144,7 +150,7 @@ class Spoken(Settling):
 
     def answer(self, number: int, answer: Answer) -> None:
         if self.answers[number] is None:
-            self._tell(self._first + number, self._weights[number], answer)
+            self._tell(self._numbers[number], self._weights[number], answer)
         super().answer(number, answer)
 
     def refuse(self, error: TritonMQError) -> None:
@@ -195,6 +201,8 @@ class Session:
         self._told_active: bool | None = None
         self._echo: int | None = None
         self._spoken: list[Spoken] = []
+        self._with_outputs: Spoken | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._unanswered = 0
 
     @property
@@ -256,12 +264,17 @@ class Session:
         self._claims = claims
         self.change_terms(self.terms)
 
-    def settle(self, items: Sequence[Item]) -> None:
-        """They are numbered on from those before. Raises nothing: what cannot be taken is answered."""
+    def settle(self, items: Sequence[Item], checks: Mapping[int, Check] = _NO_CHECKS) -> None:
+        """They are numbered on from those before. Raises nothing: what cannot be taken is answered. `checks`: of acks
+        with outputs, by their places among the items. Nothing else waits for a check."""
         first, self.settles = self.settles + 1, self.settles + len(items)
-        if not items:
-            return
-        spoken = Spoken(items, first, self._answered)
+        at_once = {first + at: item for at, item in enumerate(items) if at not in checks}
+        if at_once:
+            self._take(Spoken(at_once, self._answered))
+        for at, check in checks.items():
+            self._take(Spoken({first + at: items[at]}, self._answered), check)
+
+    def _take(self, spoken: Spoken, check: Check | None = None) -> None:
         waits = spoken.weight
         self._load.settles += waits
         self._unanswered += waits
@@ -273,9 +286,26 @@ class Session:
                 )
             )
             return
+        if check is not None and self._with_outputs is not None and self._with_outputs.todo:
+            # A leader takes a number below the last one for done, so none may be refused for now while a later one is
+            # done
+            spoken.refuse(Overloaded("an ack with outputs waits for its answer in this session: say one at a time"))
+            return
         self._spoken = [each for each in self._spoken if each.todo]
         self._spoken.append(spoken)
-        self._gathering.settle(spoken)
+        if check is None:
+            self._gathering.settle(spoken)
+        else:
+            self._with_outputs = spoken
+            self._checking = asyncio.get_running_loop().create_task(self._check(spoken, check))
+
+    async def _check(self, spoken: Spoken, check: Check) -> None:
+        try:
+            await check()
+        except TritonMQError as error:
+            spoken.refuse(error)
+        else:
+            self._gathering.settle(spoken)
 
     def _answered(self, number: int, waited: int, answer: Answer) -> None:
         self._unanswered -= waited
@@ -293,10 +323,12 @@ class Session:
     def _leave(self, *, withdraw: bool) -> None:
         if self._standing is not None:
             self._drop(self._standing)
-        for spoken in self._spoken if withdraw else ():
-            left = spoken.weight
-            self._gathering.withdraw(spoken)
-            self._load.settles -= left
+        unchecked = self._checking is not None and self._checking.cancel()
+        for spoken in self._spoken:
+            if withdraw or (unchecked and spoken is self._with_outputs):
+                left = spoken.weight
+                self._gathering.withdraw(spoken)
+                self._load.settles -= left
         self._spoken.clear()
         self._coming.clear()
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final
 
 from mq_broker.broker.queues.asked import Asked, check_epochs, lease_of
 from mq_broker.broker.queues.group.requests import Lent
 from mq_broker.broker.queues.group.told import answer_to_wire, lease_to_wire, lent_to_wire
 from mq_broker.broker.queues.lent_rows import ROWS_BYTES_MAX, lent_rows
-from mq_broker.broker.queues.letters.outputs import last_number
+from mq_broker.broker.queues.letters.outputs import Outputs, last_number
 from mq_broker.broker.queues.session import (
     Active,
     CreditHolds,
@@ -35,7 +36,12 @@ from mq_broker.rpc.pacing import room_to_lend
 from mq_broker.rpc.service import Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, Overloaded, TritonMQError
-from mq_protocol.limits import FETCH_CHUNK_BYTES, WORK_SESSIONS_MAX, WORK_SESSIONS_PER_BROKER_MAX
+from mq_protocol.limits import (
+    FETCH_CHUNK_BYTES,
+    REQUEST_TIMEOUT_MS,
+    WORK_SESSIONS_MAX,
+    WORK_SESSIONS_PER_BROKER_MAX,
+)
 from mq_protocol.names import check_member_key
 from mq_protocol.wire.envelope import Buffer, Envelope
 from mq_protocol.wire.error_messages import to_wire
@@ -52,9 +58,10 @@ ANSWER_BYTES: Final = 256
 class Sessions:
     """Owns how much they are at this broker."""
 
-    def __init__(self, asked: Asked, working: Working, held: Held) -> None:
+    def __init__(self, asked: Asked, working: Working, outputs: Outputs, held: Held) -> None:
         self.asked = asked
         self.working = working
+        self.outputs = outputs
         self.held = held
         self.load = Load()
 
@@ -145,9 +152,13 @@ class _Stream:
             session.set_credit(said.credit)
 
     async def _settle(self, session: Session, said: pb.SessionRequest) -> None:
-        if any(each.outputs or each.number for each in said.settles):
-            raise InvalidRequest("an ack with outputs goes by Settle: leave it out of a session")
-        session.settle(await self._all.asked.items(session.partition, session.group, session.member, said.settles))
+        of = session.partition, session.group, session.member
+        items = await self._all.asked.items(*of, said.settles)
+        until = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_MS / 1000
+        check = self._all.outputs.check
+        session.settle(
+            items, {at: partial(check, *of, one, until) for at, one in enumerate(said.settles) if one.outputs}
+        )
 
     def _refuse(self, number: int, error: TritonMQError) -> None:
         session = self._sessions.get(number)
