@@ -3158,7 +3158,7 @@ class SessionRequest(_message.Message):
 
     @_builtins.property
     def check(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseId]:
-        """the member is told which of these are gone"""
+        """named before the credit: the member is told which of these are gone"""
 
     def __init__(
         self,
@@ -3190,6 +3190,7 @@ class WorkOpen(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     MEMBER_KEY_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    LASTING_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     group: _builtins.str
@@ -3197,6 +3198,8 @@ class WorkOpen(_message.Message):
     member: _builtins.str
     member_key: _builtins.bytes
     """as in LeaseRequest"""
+    lasting: _builtins.bool
+    """what the member has outlives its sessions: it goes back by its time, by its word, or with the first credit if it is not named by then"""
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldLease]:
         """what the member has of this partition: all else that is leased to it goes back"""
@@ -3211,10 +3214,11 @@ class WorkOpen(_message.Message):
         member: _builtins.str = ...,
         member_key: _builtins.bytes = ...,
         held: _abc.Iterable[Global___HeldLease] | None = ...,
+        lasting: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "held", b"held", "member", b"member", "member_key", b"member_key", "partition", b"partition", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "held", b"held", "lasting", b"lasting", "member", b"member", "member_key", b"member_key", "partition", b"partition", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3283,6 +3287,7 @@ class WorkCredit(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     WATCH_FIELD_NUMBER: _builtins.int
     RECALL_FIELD_NUMBER: _builtins.int
+    ONCE_FIELD_NUMBER: _builtins.int
     records: _builtins.int
     """that may be lent in all, from the session's beginning. Below what was lent: nothing more"""
     bytes: _builtins.int
@@ -3291,6 +3296,8 @@ class WorkCredit(_message.Message):
     """the member has room elsewhere: it is told when something is ready here"""
     recall: _builtins.bool
     """some is taken back, records or bytes: the member is told once that holds"""
+    once: _builtins.bool
+    """for one lease at most, of what is ready now: the member is told once that was lent, or nothing is. What is left is void"""
     def __init__(
         self,
         *,
@@ -3298,10 +3305,11 @@ class WorkCredit(_message.Message):
         bytes: _builtins.int = ...,
         watch: _builtins.bool = ...,
         recall: _builtins.bool = ...,
+        once: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "recall", b"recall", "records", b"records", "watch", b"watch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "once", b"once", "recall", b"recall", "records", b"records", "watch", b"watch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3369,7 +3377,7 @@ class SessionResponse(_message.Message):
     ready: _builtins.bool
     """whether more is ready than the credit allows, if that is news since the last lease"""
     credit: _builtins.int
-    """the records of a credit that was a recall, once it holds"""
+    """the records of a credit that was a recall, once it holds; of one for once, behind what it lent"""
     active: _builtins.bool
     """with order=all: whether this member is the one that is lent records here"""
     @_builtins.property

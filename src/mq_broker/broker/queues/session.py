@@ -58,7 +58,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class CreditHolds:
-    """The credit that took some back: nothing beyond it is lent any more."""
+    """The credit that took some back, or was for once: nothing more is lent by it."""
 
     records: int
 
@@ -98,7 +98,17 @@ class Standing(Asking):
 
     of_session = True
 
-    def __init__(self, session: Session, records_max: int, bytes_max: int, held: dict[LeaseId, Ranges]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        records_max: int,
+        bytes_max: int,
+        held: dict[LeaseId, Ranges],
+        *,
+        returns: bool,
+        once: bool,
+    ) -> None:
+        """`returns`: what the member does not name goes back. `once`: it waits for nothing."""
         terms = session.terms
         super().__init__(
             session.member,
@@ -114,8 +124,9 @@ class Standing(Asking):
             filter_text=terms.filter,
         )
         self._session = session
-        self.reconciled = session.compared and not held
-        self.returns = not session.compared
+        self.reconciled = not (returns or held)
+        self.returns = returns
+        self.hurry = once
 
     def note_chosen(self, records: int, size: int) -> None:
         super().note_chosen(records, size)
@@ -164,8 +175,9 @@ class Session:
     pushed by this session or by none: what comes for it once it is over goes back when its member comes again.
 
     `records`, `bytes`: that it may be lent in all, and `lent`, `lent_bytes`: that it was, what is on its way (`coming`)
-    among it. `claims`: what the member says that it has, until that was `compared`; later, leases that it wants to be
-    compared.
+    among it. `claims`: what the member says that it has, until that was compared; later, leases that it wants to be
+    compared. `compared`: all that it does not name has gone back. `once`: its credit is for one lease. `lasting`: what
+    its member has outlives it.
     """
 
     def __init__(
@@ -183,9 +195,11 @@ class Session:
         self.group = opened.group
         self.member = own_member(opened.member)
         self.key = opened.member_key
+        self.lasting = opened.lasting
         self.terms = terms
         self.watches = False
         self.over = False
+        self._once = False
         self.told: deque[News] = deque()
         self._unread = 0
         self.settles = 0  # spoken so far
@@ -233,7 +247,7 @@ class Session:
 
     def _note_compared(self, standing: Standing) -> None:
         if standing.reconciled:
-            self.compared = True
+            self.compared = self.compared or standing.returns
             if standing.held is self._claims:
                 self._claims = {}
 
@@ -247,9 +261,13 @@ class Session:
                 f"a credit of {records} more records and {size} more bytes is above {CREDIT_RECORDS_MAX} and "
                 f"{CREDIT_BYTES_MAX}: nobody can hold so much"
             )
-        if credit.recall:
+        if credit.recall or credit.once:
             self._echo = credit.records
+        asks_anew = credit.once or self._once or self.lasting
+        if asks_anew and self._standing is not None and not self._standing.in_flight:
+            self._drop(self._standing)
         self._records, self._bytes, self.watches = credit.records, credit.bytes, credit.watch
+        self._once = credit.once
         self._tell_credit()
         self._ask()
 
@@ -361,7 +379,13 @@ class Session:
         self._lent_bytes += size
         self._standing = None
         self._note_compared(standing)
+        if standing.hurry:
+            self._spend()
         self._ask()
+
+    def _spend(self) -> None:
+        """A credit for once is void."""
+        self._once, self._records = False, self._lent
 
     def answered(self, standing: Standing, lent: Lent) -> None:
         coming = self._coming.pop(standing, None)
@@ -384,6 +408,8 @@ class Session:
             self._tell_active()
         elif lent.ready:
             self._tell_ready(True)
+        if standing.hurry and not lent.gone:
+            self._spend()
         self._tell_credit()
         self._ask()
 
@@ -409,8 +435,8 @@ class Session:
             self._tell(Active(self._told_active))
 
     def _tell_credit(self) -> None:
-        """What was taken back is not lent any more."""
-        if self._echo is not None and not self._coming:
+        """What was taken back, or was for once, is not lent any more."""
+        if self._echo is not None and not self._coming and not self._once:
             self._tell(CreditHolds(self._echo))
             self._echo = None
 
@@ -425,7 +451,9 @@ class Session:
         if (self._bytes and size <= 0) or self._unread > UNREAD_MAX:
             records = size = 0
         watches = self.watches and not self._told_ready and not self._coming
-        wants = bool(records) or watches or bool(self._claims) or not self.compared
+        asks = bool(records) or watches or self._once
+        returns = not self.compared and (asks or not self.lasting)
+        wants = asks or returns or bool(self._claims)
         standing = self._standing
         if standing is not None and standing.in_flight:
             return
@@ -436,5 +464,5 @@ class Session:
         elif standing is not None:
             self._drop(standing)
         elif wants:
-            self._standing = Standing(self, records, size, self._claims)
+            self._standing = Standing(self, records, size, self._claims, returns=returns, once=self._once)
             self._gathering.ask(self._standing)

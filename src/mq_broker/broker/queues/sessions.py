@@ -105,29 +105,27 @@ class _Stream:
 
     async def _hear(self, said: pb.SessionRequest) -> None:
         """Raises the error that ends the session."""
-        if said.HasField("open"):
-            await self._open(said)
-            return
-        session = self._sessions.get(said.session)
+        opens = said.HasField("open")
+        session = await self._open(said) if opens else self._sessions.get(said.session)
         if session is None or session.over:
             return  # its end is on the way to the client
-        if said.HasField("terms"):
+        if said.HasField("terms") and not opens:
             await self._all.asked.check_terms(session.partition, said.terms)
             session.change_terms(said.terms)
         if said.settles:
             await self._settle(session, said)
-        if said.HasField("credit"):
-            session.set_credit(said.credit)
         if said.check:
             leases = [lease_of(each) for each in said.check]
             check_epochs(session.partition, leases)
             session.check(leases)
+        if said.HasField("credit"):
+            session.set_credit(said.credit)
         if said.close:
             session.close(clean=True)
             self._drop_news(session)
             self._forget(session)
 
-    async def _open(self, said: pb.SessionRequest) -> None:
+    async def _open(self, said: pb.SessionRequest) -> Session:
         if said.session in self._sessions:
             raise InvalidRequest(f"session {said.session} of this stream is open: give another one a number of its own")
         asked, opened = self._all.asked, said.open
@@ -146,10 +144,7 @@ class _Stream:
         self._sessions[said.session] = session
         self._all.load.sessions += 1
         session.begin(gathering)
-        if said.settles and not session.over:
-            await self._settle(session, said)
-        if said.HasField("credit") and not session.over:
-            session.set_credit(said.credit)
+        return session
 
     async def _settle(self, session: Session, said: pb.SessionRequest) -> None:
         of = session.partition, session.group, session.member

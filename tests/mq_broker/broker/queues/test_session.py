@@ -300,3 +300,108 @@ async def test_outputs_that_are_looked_for_as_the_session_ends_are_not_published
     await rounds()
     assert staged.known.cancelled()
     assert (load.settles, group.state.totals.accepted) == (0, 0)
+
+
+# ---------------------------------------------------------------- credit for once
+
+
+async def opened_lasting(group: Group, claims: dict[LeaseId, Ranges] | None = None) -> Session:
+    first = pb.WorkOpen(topic="t", group="g", member="a", member_key=b"k" * 16, lasting=True)
+    session = Session(1, group.led, first, claims or {}, pb.WorkTerms(), lambda *_: None, Load())
+    session.begin(group.gathering)
+    await rounds()
+    return session
+
+
+def ask_once(session: Session, records: int) -> None:
+    session.set_credit(pb.WorkCredit(records=records, once=True))
+
+
+def lent_once(session: Session) -> tuple[list[tuple[int, int]], int]:
+    """What it was lent by a credit for once, and the records of the credit."""
+    *before, holds = told(session)
+    assert isinstance(holds, CreditHolds)
+    return [(run.first, run.end) for news in before if isinstance(news, Lent) for run in news.runs], holds.records
+
+
+@real_time
+async def test_a_credit_for_once_is_void_once_something_was_lent_or_nothing_is_ready() -> None:
+    group = Group(4)
+    session = await opened(group)
+    ask_once(session, 3)
+    await rounds()
+    assert lent_once(session) == ([(0, 3)], 3)
+    ask_once(session, 9)
+    await rounds()
+    assert lent_once(session) == ([(3, 4)], 9)
+    group.led.append(2)
+    group.gathering.wake()
+    await rounds()
+    assert (told(session), group.leased()) == ([], {"a": ((0, 3), (3, 4))})
+    session.close(clean=True)
+    await rounds()
+    ask_once(other := await opened(Group(0)), 5)
+    await rounds()
+    assert lent_once(other) == ([], 5)
+
+
+@real_time
+async def test_what_a_credit_for_once_has_lent_is_told_before_it_is_said_to_be_void() -> None:
+    group = Group(4)
+    session = await opened(group)
+    told(session)
+    group.led.keeps_up = False
+    ask_once(session, 2)
+    await rounds()
+    assert told(session) == []
+    group.led.commit()
+    await rounds()
+    assert lent_once(session) == ([(0, 2)], 2)
+
+
+@real_time
+async def test_of_a_lasting_member_what_it_does_not_name_goes_back_with_its_first_credit_and_that_is_committed() -> (
+    None
+):
+    group = Group(9)
+    kept = await lease_of(group, "a", 3)
+    await lease_of(group, "a", 3, held=[kept])
+    session = await opened_lasting(group, {kept: ()})
+    session.settle(acks(kept, ((0, 1),)))
+    await rounds()
+    assert numbered(session) == [(1, None)]
+    assert group.leased() == {"a": ((1, 3), (3, 6))}, "nothing is returned by saying what became of records"
+    group.led.keeps_up = False
+    session.check([kept])
+    ask_once(session, 0)
+    await rounds()
+    assert told(session) == []
+    group.led.commit()
+    await rounds()
+    assert lent_once(session) == ([], 0)
+    assert group.leased() == {"a": ((1, 3),)}
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@real_time
+async def test_what_a_lasting_member_has_outlives_its_session(clean: bool) -> None:
+    group = Group(6, resume_ms=100)
+    session = await opened_lasting(group)
+    ask_once(session, 2)
+    await rounds()
+    [(lease, _)] = [(news.lease, news.runs) for news in told(session) if isinstance(news, Lent)]
+    assert lease is not None
+    session.close(clean=clean)
+    group.pass_ms(5_000)
+    await rounds()
+    assert group.leased() == {"a": ((0, 2),)}
+    again = await opened_lasting(group)
+    again.check([lease, UNKNOWN])
+    ask_once(again, 1)
+    await rounds()
+    gone, *_ = told(again)
+    assert gone == Gone((UNKNOWN,))
+    assert group.leased() == {"a": ((0, 2), (2, 3))}
+    group.pass_ms(60_000)
+    await rounds()
+    assert group.leased() == {}, "it has its lease's time"

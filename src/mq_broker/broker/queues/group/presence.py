@@ -29,6 +29,7 @@ class Session(Protocol):
 
     member: str
     key: bytes
+    lasting: bool
 
     @property
     def priority(self) -> int:
@@ -69,10 +70,12 @@ class Presence:
 
     def leave(self, session: Session, until_ms: int | None) -> bool:
         """It is over. Its member is waited for until then; None: it has closed it, and wants nothing of what it has.
-        Whether it was here."""
+        What a lasting one's has is left alone. Whether it was here."""
         if self._here.get(session.member) is not session:
             return False
         del self._here[session.member]
+        if session.lasting:
+            return True
         if until_ms is None:
             self._is_over(session.member, lost=False)
             return True
