@@ -3257,11 +3257,13 @@ class WorkTerms(_message.Message):
     WORKING_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
+    WITHOUT_ROWS_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     accept: _builtins.bool
     working: _builtins.int
     priority: _builtins.int
     filter: _builtins.str
+    without_rows: _builtins.bool
     def __init__(
         self,
         *,
@@ -3270,10 +3272,11 @@ class WorkTerms(_message.Message):
         working: _builtins.int = ...,
         priority: _builtins.int = ...,
         filter: _builtins.str = ...,
+        without_rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "filter", b"filter", "lease_ms", b"lease_ms", "priority", b"priority", "working", b"working"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "filter", b"filter", "lease_ms", b"lease_ms", "priority", b"priority", "without_rows", b"without_rows", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

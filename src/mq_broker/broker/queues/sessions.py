@@ -238,7 +238,8 @@ class _Stream:
                 return ANSWER_BYTES + told.ByteSize()
             case Lent():
                 lent = lent_to_wire(news, last_number(session.partition, session.group, session.member))
-                rows = lent_rows(session.partition, [(run.first, run.end) for run in news.runs], rows_bytes_max)
+                ranges = [(run.first, run.end) for run in news.runs]
+                rows = [] if session.terms.without_rows else lent_rows(session.partition, ranges, rows_bytes_max)
                 lent.batches.extend(described for described, _ in rows)
                 parts += [payload for _, payload in rows]
                 said.lease.CopyFrom(lent)
