@@ -22,7 +22,6 @@ from mq_client.queueing.leases import from_gaps, spelled_out, to_gaps
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting, LeaseLost, TritonMQError, UnknownQueue
 from mq_protocol.names import quoted
-from mq_protocol.wire.error_messages import from_wire
 from mq_spark.datasource.schemas import Topic
 from mq_spark.planning.lease_options import LeaseOptions
 from mq_spark.planning.leases import Lease, LeaseKey, Run, shares
