@@ -96,8 +96,6 @@ def weight(news: News) -> int:
 class Standing(Asking):
     """What a session wants to be lent, for as long as it wants it. Its session hears at once what comes of it."""
 
-    of_session = True
-
     def __init__(
         self,
         session: Session,
@@ -108,32 +106,24 @@ class Standing(Asking):
         returns: bool,
         once: bool,
     ) -> None:
-        """`returns`: what the member does not name goes back. `once`: it waits for nothing."""
-        terms = session.terms
         super().__init__(
             session.member,
             session.key,
+            session.terms,
             records_max,
-            bytes_max=bytes_max,
-            lease_ms=terms.lease_ms,
-            accept=terms.accept,
-            held=held,
-            working=terms.working,
-            priority=terms.priority,
-            watches=session.watches,
-            filter_text=terms.filter,
+            bytes_max,
+            held,
+            has_room=bool(records_max) or session.watches,
+            returns=returns,
+            once=once,
         )
         self._session = session
-        self.reconciled = not (returns or held)
-        self.returns = returns
-        self.hurry = once
 
     def note_chosen(self, records: int, size: int) -> None:
         super().note_chosen(records, size)
         self._session.chosen(self, records, size)
 
     def note_judged(self) -> None:
-        super().note_judged()
         if self.records_max:
             self._session.is_dry()
 
@@ -160,14 +150,7 @@ class Spoken(Settling):
         return sum(self._weights[number] for number in self.todo)
 
     def answer(self, number: int, answer: Answer) -> None:
-        if self.answers[number] is None:
-            self._tell(self._numbers[number], self._weights[number], answer)
-        super().answer(number, answer)
-
-    def refuse(self, error: TritonMQError) -> None:
-        for number in list(self.todo):
-            self.answer(number, Answer(error=error))
-        self.todo.clear()
+        self._tell(self._numbers[number], self._weights[number], answer)
 
 
 class Session:
@@ -379,7 +362,7 @@ class Session:
         self._lent_bytes += size
         self._standing = None
         self._note_compared(standing)
-        if standing.hurry:
+        if standing.once:
             self._spend()
         self._ask()
 
@@ -408,7 +391,7 @@ class Session:
             self._tell_active()
         elif lent.ready:
             self._tell_ready(True)
-        if standing.hurry and not lent.gone:
+        if standing.once and not lent.gone:
             self._spend()
         self._tell_credit()
         self._ask()
