@@ -86,11 +86,6 @@ class Service:
 
 
 _NUMBERS: Final = Elements(limits.REQUEST_PLACES_MAX, ())
-_SETTLES: Final = {
-    "settles": Elements(limits.SETTLES_MAX),
-    "settles.outputs": Elements(limits.SETTLE_OUTPUTS_MAX),
-    "settles.outputs.uuids": Elements(limits.REQUEST_BYTES_MAX // 16),
-}
 _SETTINGS: Final = Bound(lists={"settings": Elements(limits.REQUEST_SETTINGS_MAX)})
 _TOPICS: Final = Bound(
     lists={
@@ -176,14 +171,6 @@ BROKER: Final = Service(
     Method("AbortTransaction", pb.AbortTransactionRequest, pb.AbortTransactionResponse),
     Method("GiveTransaction", pb.GiveTransactionRequest, pb.GiveTransactionResponse),
     Method(
-        "Lease",
-        pb.LeaseRequest,
-        pb.LeaseResponse,
-        bound=Bound(lists={"held": Elements(limits.LEASES_HELD_MAX), **_SETTLES}),
-        led=True,
-    ),
-    Method("Settle", pb.SettleRequest, pb.SettleResponse, bound=Bound(lists=_SETTLES), led=True),
-    Method(
         "Work",
         pb.WorkRequest,
         pb.WorkResponse,
@@ -193,7 +180,9 @@ BROKER: Final = Service(
                 "sessions": Elements(limits.WORK_SESSIONS_AT_ONCE_MAX, ("session",)),
                 "sessions.open.held": Elements(limits.LEASES_HELD_MAX),
                 "sessions.check": Elements(limits.LEASES_HELD_MAX),
-                **{f"sessions.{path}": elements for path, elements in _SETTLES.items()},
+                "sessions.settles": Elements(limits.SETTLES_MAX),
+                "sessions.settles.outputs": Elements(limits.SETTLE_OUTPUTS_MAX),
+                "sessions.settles.outputs.uuids": Elements(limits.REQUEST_BYTES_MAX // 16),
             }
         ),
         led=True,

@@ -2772,95 +2772,6 @@ class LeaseId(_message.Message):
 Global___LeaseId: _TypeAlias = LeaseId  # noqa: Y015
 
 @_typing.final
-class LeaseRequest(_message.Message):
-    """Asked of a partition's leader. A member asks one at a time for each partition."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TOPIC_FIELD_NUMBER: _builtins.int
-    PARTITION_FIELD_NUMBER: _builtins.int
-    GROUP_FIELD_NUMBER: _builtins.int
-    TOPIC_ID_FIELD_NUMBER: _builtins.int
-    MEMBER_FIELD_NUMBER: _builtins.int
-    MEMBER_KEY_FIELD_NUMBER: _builtins.int
-    RECORDS_MAX_FIELD_NUMBER: _builtins.int
-    BYTES_MAX_FIELD_NUMBER: _builtins.int
-    WAIT_MS_FIELD_NUMBER: _builtins.int
-    LEASE_MS_FIELD_NUMBER: _builtins.int
-    ACCEPT_FIELD_NUMBER: _builtins.int
-    HELD_FIELD_NUMBER: _builtins.int
-    WORKING_FIELD_NUMBER: _builtins.int
-    SETTLES_FIELD_NUMBER: _builtins.int
-    ROWS_BYTES_MAX_FIELD_NUMBER: _builtins.int
-    PRIORITY_FIELD_NUMBER: _builtins.int
-    LEAVING_FIELD_NUMBER: _builtins.int
-    FILTER_FIELD_NUMBER: _builtins.int
-    topic: _builtins.str
-    partition: _builtins.int
-    group: _builtins.str
-    topic_id: _builtins.str
-    member: _builtins.str
-    member_key: _builtins.bytes
-    """random, 16 to 64 bytes: another key under a member's name is a process that took its place"""
-    records_max: _builtins.int
-    """0: lend nothing; answer as soon as something is ready"""
-    bytes_max: _builtins.int
-    """0: no bound. One record may pass it"""
-    wait_ms: _builtins.int
-    """how long to wait for something to lend"""
-    lease_ms: _builtins.int
-    """0: as the group says"""
-    accept: _builtins.bool
-    """settled by being lent: delivered at most once"""
-    working: _builtins.int
-    """of a process that took a member's place: so many records, the first ones, it may have died of"""
-    rows_bytes_max: _builtins.int
-    """above 0: with the rows of what is lent, if they take no more"""
-    priority: _builtins.int
-    """0 to 31: members of a higher one go before"""
-    leaving: _builtins.bool
-    """it asks no more"""
-    filter: _builtins.str
-    """lent are records that match; empty: any. With order=none only"""
-    @_builtins.property
-    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseId]:
-        """every lease of this partition that the member knows of: its others go back"""
-
-    @_builtins.property
-    def settles(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettleOne]:
-        """judged before anything is lent, by the same entry if it has room; then nothing is waited for. No outputs, no EXTEND"""
-
-    def __init__(
-        self,
-        *,
-        topic: _builtins.str = ...,
-        partition: _builtins.int = ...,
-        group: _builtins.str = ...,
-        topic_id: _builtins.str = ...,
-        member: _builtins.str = ...,
-        member_key: _builtins.bytes = ...,
-        records_max: _builtins.int = ...,
-        bytes_max: _builtins.int = ...,
-        wait_ms: _builtins.int = ...,
-        lease_ms: _builtins.int = ...,
-        accept: _builtins.bool = ...,
-        held: _abc.Iterable[Global___LeaseId] | None = ...,
-        working: _builtins.int = ...,
-        settles: _abc.Iterable[Global___SettleOne] | None = ...,
-        rows_bytes_max: _builtins.int = ...,
-        priority: _builtins.int = ...,
-        leaving: _builtins.bool = ...,
-        filter: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "bytes_max", b"bytes_max", "filter", b"filter", "group", b"group", "held", b"held", "lease_ms", b"lease_ms", "leaving", b"leaving", "member", b"member", "member_key", b"member_key", "partition", b"partition", "priority", b"priority", "records_max", b"records_max", "rows_bytes_max", b"rows_bytes_max", "settles", b"settles", "topic", b"topic", "topic_id", b"topic_id", "wait_ms", b"wait_ms", "working", b"working"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___LeaseRequest: _TypeAlias = LeaseRequest  # noqa: Y015
-
-@_typing.final
 class LeaseResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2870,13 +2781,10 @@ class LeaseResponse(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
-    GONE_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     ORDER_BY_FIELD_NUMBER: _builtins.int
-    ANSWERS_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
-    PAYLOAD_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     """for so long from now, unless it is extended"""
     ready: _builtins.bool
@@ -2887,12 +2795,8 @@ class LeaseResponse(_message.Message):
     """of a lease: which of its records are worked on one after another"""
     order_by: _builtins.str
     """the column that has the keys; empty: the record's key"""
-    payload: _builtins.bytes
-    """of the batches"""
     @_builtins.property
-    def lease(self) -> Global___LeaseId:
-        """none: nothing was lent"""
-
+    def lease(self) -> Global___LeaseId: ...
     @_builtins.property
     def ranges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """what was lent. Records of one range were lent and failed equally often"""
@@ -2903,14 +2807,6 @@ class LeaseResponse(_message.Message):
 
     @_builtins.property
     def failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def gone(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseId]:
-        """of those held: none of their records is the member's any more"""
-
-    @_builtins.property
-    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettleAnswer]:
-        """one for each settle, in order, once it is committed"""
-
     @_builtins.property
     def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredBatch]:
         """all rows of what was lent, in order; none: fetch them. With "kept": those that were lent, and no others"""
@@ -2924,17 +2820,14 @@ class LeaseResponse(_message.Message):
         failures: _abc.Iterable[_builtins.int] | None = ...,
         lease_ms: _builtins.int = ...,
         ready: _builtins.bool = ...,
-        gone: _abc.Iterable[Global___LeaseId] | None = ...,
         number: _builtins.int = ...,
         order: Global___QueueOrder.ValueType = ...,
         order_by: _builtins.str = ...,
-        answers: _abc.Iterable[Global___SettleAnswer] | None = ...,
         batches: _abc.Iterable[Global___StoredBatch] | None = ...,
-        payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "batches", b"batches", "deliveries", b"deliveries", "failures", b"failures", "gone", b"gone", "lease", b"lease", "lease_ms", b"lease_ms", "number", b"number", "order", b"order", "order_by", b"order_by", "payload", b"payload", "ranges", b"ranges", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "deliveries", b"deliveries", "failures", b"failures", "lease", b"lease", "lease_ms", b"lease_ms", "number", b"number", "order", b"order", "order_by", b"order_by", "ranges", b"ranges", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2986,44 +2879,6 @@ class SettleOne(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms) -> _WhichOneofReturnType__delay_ms | None: ...
 
 Global___SettleOne: _TypeAlias = SettleOne  # noqa: Y015
-
-@_typing.final
-class SettleRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TOPIC_FIELD_NUMBER: _builtins.int
-    PARTITION_FIELD_NUMBER: _builtins.int
-    GROUP_FIELD_NUMBER: _builtins.int
-    TOPIC_ID_FIELD_NUMBER: _builtins.int
-    MEMBER_FIELD_NUMBER: _builtins.int
-    SETTLES_FIELD_NUMBER: _builtins.int
-    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
-    topic: _builtins.str
-    partition: _builtins.int
-    group: _builtins.str
-    topic_id: _builtins.str
-    member: _builtins.str
-    timeout_ms: _builtins.int
-    @_builtins.property
-    def settles(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettleOne]: ...
-    def __init__(
-        self,
-        *,
-        topic: _builtins.str = ...,
-        partition: _builtins.int = ...,
-        group: _builtins.str = ...,
-        topic_id: _builtins.str = ...,
-        member: _builtins.str = ...,
-        settles: _abc.Iterable[Global___SettleOne] | None = ...,
-        timeout_ms: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "member", b"member", "partition", b"partition", "settles", b"settles", "timeout_ms", b"timeout_ms", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SettleRequest: _TypeAlias = SettleRequest  # noqa: Y015
 
 @_typing.final
 class SettleAnswer(_message.Message):
@@ -3084,26 +2939,6 @@ class PulledRecords(_message.Message):
 Global___PulledRecords: _TypeAlias = PulledRecords  # noqa: Y015
 
 @_typing.final
-class SettleResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ANSWERS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettleAnswer]: ...
-    def __init__(
-        self,
-        *,
-        answers: _abc.Iterable[Global___SettleAnswer] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SettleResponse: _TypeAlias = SettleResponse  # noqa: Y015
-
-@_typing.final
 class WorkRequest(_message.Message):
     """A stream of sessions: one for each member and partition that the broker leads. Who has one is pushed its records. What
     breaks the stream ends them all; opened anew in time, at the same leader or another, nothing is delivered again.
@@ -3154,11 +2989,11 @@ class SessionRequest(_message.Message):
     def credit(self) -> Global___WorkCredit: ...
     @_builtins.property
     def settles(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettleOne]:
-        """numbered from 1 on in the session. EXTEND among them; no outputs: those go by Settle"""
+        """numbered from 1 on in the session. EXTEND among them. One ack with outputs at a time"""
 
     @_builtins.property
     def check(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseId]:
-        """the member is told which of these are gone"""
+        """named before the credit: the member is told which of these are gone"""
 
     def __init__(
         self,
@@ -3190,13 +3025,16 @@ class WorkOpen(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     MEMBER_KEY_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    LASTING_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     group: _builtins.str
     topic_id: _builtins.str
     member: _builtins.str
     member_key: _builtins.bytes
-    """as in LeaseRequest"""
+    """random, 16 to 64 bytes: another key under a member's name is a process that took its place"""
+    lasting: _builtins.bool
+    """what the member has outlives its sessions: it goes back by its time, by its word, or with the first credit if it is not named by then"""
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldLease]:
         """what the member has of this partition: all else that is leased to it goes back"""
@@ -3211,10 +3049,11 @@ class WorkOpen(_message.Message):
         member: _builtins.str = ...,
         member_key: _builtins.bytes = ...,
         held: _abc.Iterable[Global___HeldLease] | None = ...,
+        lasting: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "held", b"held", "member", b"member", "member_key", b"member_key", "partition", b"partition", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "held", b"held", "lasting", b"lasting", "member", b"member", "member_key", b"member_key", "partition", b"partition", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3253,11 +3092,19 @@ class WorkTerms(_message.Message):
     WORKING_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
+    WITHOUT_ROWS_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
+    """0: as the group says"""
     accept: _builtins.bool
+    """settled by being lent: delivered at most once"""
     working: _builtins.int
+    """of a process that took a member's place: so many records, the first ones, it may have died of"""
     priority: _builtins.int
+    """0 to 31: members of a higher one go before"""
     filter: _builtins.str
+    """lent are records that match; empty: any. With order=none only"""
+    without_rows: _builtins.bool
+    """leases come without the rows of what is lent"""
     def __init__(
         self,
         *,
@@ -3266,10 +3113,11 @@ class WorkTerms(_message.Message):
         working: _builtins.int = ...,
         priority: _builtins.int = ...,
         filter: _builtins.str = ...,
+        without_rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "filter", b"filter", "lease_ms", b"lease_ms", "priority", b"priority", "working", b"working"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "filter", b"filter", "lease_ms", b"lease_ms", "priority", b"priority", "without_rows", b"without_rows", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3283,6 +3131,7 @@ class WorkCredit(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     WATCH_FIELD_NUMBER: _builtins.int
     RECALL_FIELD_NUMBER: _builtins.int
+    ONCE_FIELD_NUMBER: _builtins.int
     records: _builtins.int
     """that may be lent in all, from the session's beginning. Below what was lent: nothing more"""
     bytes: _builtins.int
@@ -3291,6 +3140,8 @@ class WorkCredit(_message.Message):
     """the member has room elsewhere: it is told when something is ready here"""
     recall: _builtins.bool
     """some is taken back, records or bytes: the member is told once that holds"""
+    once: _builtins.bool
+    """for one lease at most, of what is ready now: the member is told once that was lent, or nothing is. What is left is void"""
     def __init__(
         self,
         *,
@@ -3298,10 +3149,11 @@ class WorkCredit(_message.Message):
         bytes: _builtins.int = ...,
         watch: _builtins.bool = ...,
         recall: _builtins.bool = ...,
+        once: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "recall", b"recall", "records", b"records", "watch", b"watch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "once", b"once", "recall", b"recall", "records", b"records", "watch", b"watch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3369,7 +3221,7 @@ class SessionResponse(_message.Message):
     ready: _builtins.bool
     """whether more is ready than the credit allows, if that is news since the last lease"""
     credit: _builtins.int
-    """the records of a credit that was a recall, once it holds"""
+    """the records of a credit that was a recall, once it holds; of one for once, behind what it lent"""
     active: _builtins.bool
     """with order=all: whether this member is the one that is lent records here"""
     @_builtins.property
@@ -3381,9 +3233,7 @@ class SessionResponse(_message.Message):
         """of settles, once they are committed. Before what the same entry lent"""
 
     @_builtins.property
-    def lease(self) -> Global___LeaseResponse:
-        """without a payload of its own"""
-
+    def lease(self) -> Global___LeaseResponse: ...
     @_builtins.property
     def gone(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseId]:
         """of those held or checked: none of their records is the member's any more"""

@@ -37,12 +37,12 @@ TIMEOUT_MS: Final = 150.0
 ROWS: Final = 20
 
 _LENGTH: Final = struct.Struct("<BI")
-_METHODS: Final = ("Metadata", "ListOffsets", "Fetch", "Subscribe", "Queues", "Lease", "Settle")
+_METHODS: Final = ("Metadata", "ListOffsets", "Fetch", "Subscribe", "Queues", "Work")
 _ASKED: Final = (
     ("Metadata", "Fetch"),
     ("Metadata", "Fetch"),
     ("Metadata", "Subscribe"),
-    ("Queues", "Lease", "Settle"),
+    ("Queues", "Work"),
     ("ListOffsets",),
 )
 _RECORDS: Final = schema_from_bytes(b"")
@@ -78,18 +78,17 @@ def _truth(method: str, topic: str, payload: bytes, address: str) -> Any:
         return pb.ListOffsetsResponse(partitions=[pb.PartitionOffsets(log_end_offset=ROWS)])
     if method == "Queues":
         return pb.QueuesResponse(queues=[pb.QueueInfo(topic=topic, group="g")])
-    if method == "Settle":
-        return pb.SettleResponse(answers=[pb.SettleAnswer()])
-    if method == "Lease":
-        return pb.LeaseResponse(
+    if method == "Work":
+        lease = pb.LeaseResponse(
             lease=pb.LeaseId(leader_epoch=1, entry=1),
             ranges=[0, ROWS],
             deliveries=[1],
             failures=[0],
             lease_ms=60_000,
             batches=[_stored(topic, payload)],
-            payload=payload,
         )
+        pushed = pb.SessionResponse(session=1, lease=lease, lent_bytes=len(payload))
+        return pb.WorkResponse(header=pb.WorkHeader(sessions=[pushed]), payload=payload)
     header = pb.BatchesHeader(batches=[_stored(topic, payload)])
     if method == "Subscribe":
         header.opened.add(topic=topic, active=True)
@@ -111,7 +110,12 @@ def _lie(chance: random.Random, method: str, topic: str) -> bytes:
     if chance.random() < 0.6:
         payload = altered(payload, chance, within=8 + int.from_bytes(payload[4:8], "little"))
     said = _truth(method, topic, payload, "")
-    for stored in [*getattr(said, "batches", ()), *getattr(getattr(said, "header", None), "batches", ())]:
+    header = getattr(said, "header", None)
+    pushed = [session.lease for session in getattr(header, "sessions", ())]
+    for lease in pushed:
+        if chance.random() < 0.2:
+            _alter_numbers(lease, chance)
+    for stored in (stored for each in (said, header, *pushed) for stored in getattr(each, "batches", ())):
         if chance.random() < 0.3:
             _alter_numbers(stored, chance)
     if chance.random() < 0.2:
@@ -145,14 +149,18 @@ class Liar:
         atexit.register(self._broker.close)
 
     def _serve(self, spoken: Spoken) -> None:
+        pushed = False
         with contextlib.suppress(OSError, TritonMQError):
             while (message := spoken.hear()) is not None:
                 method = spoken.opened.method
                 if message.kind is Kind.OPEN and method == "Subscribe":
                     spoken.say(Kind.MESSAGE, *self._answer(method))
+                elif message.kind is Kind.MESSAGE and method == "Work":
+                    spoken.say(Kind.MESSAGE, *(self._answer(method) if not pushed else _SETTLED))
+                    pushed = True
                 elif message.kind is Kind.END:
                     if method in _METHODS:
-                        if method != "Subscribe":
+                        if method not in ("Subscribe", "Work"):
                             spoken.say(Kind.MESSAGE, *self._answer(method))
                         spoken.say(Kind.END)
                     else:
@@ -177,6 +185,12 @@ class Liar:
             return lie + pb.MetadataResponse(brokers=told.brokers).SerializeToString()
         return lie
 
+
+_SETTLED: Final = (
+    pb.WorkHeader(sessions=[pb.SessionResponse(session=1, answers=[pb.NumberedAnswer(number=1)])]).SerializeToString(),
+    [],
+)
+"""What a member is told once it has said something of what it was lent."""
 
 _failures: queue.Queue[str] = queue.Queue()
 """What went wrong in a thread, or on an event loop: the clients' own do not end with such an error."""

@@ -59,7 +59,6 @@ from mq_broker.broker.queues.declaring import Declaring
 from mq_broker.broker.queues.describing import Describing
 from mq_broker.broker.queues.group.row_reading import RowReading
 from mq_broker.broker.queues.idle import Idle
-from mq_broker.broker.queues.leasing import Leasing
 from mq_broker.broker.queues.letters.dead_letters import DeadLetters
 from mq_broker.broker.queues.letters.leftovers import Leftovers
 from mq_broker.broker.queues.letters.outbox import Outbox
@@ -366,7 +365,7 @@ class _Broker:
 
     def _queue_groups(
         self, shell: Shell, held: Held
-    ) -> tuple[Declaring, Leasing, Sessions, Describing, Sweeping, Staging, Leftovers, Idle]:
+    ) -> tuple[Declaring, Sessions, Describing, Sweeping, Staging, Leftovers, Idle]:
         """Their parts; what is returned serves methods."""
         self._declared = Declared(shell)
         outbox = Outbox(shell, self._topics, self._transactions)
@@ -382,8 +381,7 @@ class _Broker:
         asked = Asked(shell, self._topics, self._declared)
         return (
             Declaring(self._topics, self._declared, self._transactions.begun),
-            Leasing(asked, self._working, Outputs(self._topics, self._transactions)),
-            Sessions(asked, self._working, held),
+            Sessions(asked, self._working, Outputs(self._topics, self._transactions), held),
             Describing(
                 shell,
                 self._topics,

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from mq_broker.rpc.call import Call, Conversation
 from mq_broker.rpc.callers import check_is_broker, note_caller
-from mq_broker.rpc.gate import Grant, UnderWay
+from mq_broker.rpc.gate import Grant
 from mq_broker.rpc.pacing import Present
 from mq_broker.rpc.peer_proof import PeerProof, Refusals
 from mq_broker.rpc.service import asked, parse
@@ -91,16 +91,10 @@ class _ProofDemanded:
     async def admit(self, _asker: Asker, _request: Message) -> dict[Grant, None]:
         return {}
 
-    def lasts(self, _request: Message) -> bool:
-        return False
-
-    def under_way(self, asker: Asker) -> UnderWay:
-        return UnderWay(set(), asker, self._path)
-
     def present(self, asker: Asker, *, stream: bool = False) -> Present:
         return Present(None, asker.address, stream=stream)
 
-    async def hold_back(self, _asker: Asker, _request: Message | None) -> None:
+    async def hold_back(self, _asker: Asker) -> None:
         """Nobody: brokers have no quota."""
 
 

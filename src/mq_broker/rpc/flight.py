@@ -62,7 +62,7 @@ def _described(name: str, answer: Callable[[Wanted, float], Awaitable[bytes]], d
         with Measured(name), call.admit(door.present(asker)):
             wanted = descriptor_of(await _asked(call, name))
             request = pb.ListOffsetsRequest(topic=wanted.topic)
-            await door.hold_back(asker, request)
+            await door.hold_back(asker)
             await door.admit(asker, request)
             answered = await answer(wanted, deadline)
         await call.write(answered)
@@ -77,7 +77,7 @@ def _listed(name: str, served: Served, door: Door, room: Room) -> Conversation:
             deadline = _deadline(call)
             prefix, request = prefix_of(await _asked(call, name)), pb.MetadataRequest(all_topics=True)
             with door.under_way(asker) as lasting, room, call.admit(door.present(asker, stream=True)):
-                await door.hold_back(asker, request)
+                await door.hold_back(asker)
                 lasting.grants.update(await door.admit(asker, request))
                 await served.flights(prefix, call.write, deadline)
 
@@ -91,7 +91,7 @@ def _read(name: str, served: Served, door: Door, room: Room) -> Conversation:
             wanted = ticket_of(await _asked(call, name))
             request = pb.FetchRequest(topic=wanted.topic)
             with door.under_way(asker) as lasting, room, call.admit(door.present(asker, stream=True)):
-                await door.hold_back(asker, request)
+                await door.hold_back(asker)
                 lasting.grants.update(await door.admit(asker, request))
                 await served.read(wanted, _sender(call, asker.meter))
 

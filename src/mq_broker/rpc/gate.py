@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 
 from mq_broker.rpc.call import Call
 from mq_broker.rpc.callers import caller, note_asker, note_caller, serial, verified
-from mq_broker.rpc.pacing import Present, admit_lease, admit_request, paid_for
+from mq_broker.rpc.pacing import Present, admit_request, paid_for
 from mq_broker.rpc.turns import Turns
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Asker, Authority, resource_text
@@ -33,7 +33,6 @@ from mq_broker.security.rules import Effect, Verdict
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.access.rights import Kind, Need, Operation, command, row_of
 from mq_protocol.errors import InvalidTopicName, NotAuthenticated, PermissionDenied, TritonMQError, UnknownTopic
-from mq_protocol.methods import Kind as MethodKind
 from mq_protocol.methods import Method
 from mq_protocol.names import check_topic_name, no_such_topic
 
@@ -245,8 +244,6 @@ class Door:
         self._gate = gate
         self._name = name or method.name
         self._row = row_of(method.name)
-        self._lends = self._row.waits and method.kind is MethodKind.UNARY
-        self._may_settle = "settles" in method.request.DESCRIPTOR.fields_by_name
 
     def greet(self, call: Call) -> Asker:
         """Who asks: before anything is read. Raises `NotAuthenticated` and `PermissionDenied`."""
@@ -259,13 +256,6 @@ class Door:
             need = self._row.needs[0]
             self._gate.judge(asker, self._name, need.operation, need.kind, None)
 
-    def lasts(self, request: Message) -> bool:
-        """Whether it may be under way for long. A Lease that settles something waits for nothing."""
-        return self._row.waits and not self._settles(request)
-
-    def _settles(self, request: Message | None) -> bool:
-        return self._may_settle and bool(getattr(request, "settles", ()))
-
     def under_way(self, asker: Asker) -> UnderWay:
         """Raises `NotAuthenticated` for who was revoked while the request was read: from now on it is told."""
         self._gate.check_still_known(asker, self._name)
@@ -275,14 +265,10 @@ class Door:
         """Around the call, while which it is counted."""
         return Present(asker.meter, asker.address, stream=stream)
 
-    async def hold_back(self, asker: Asker, request: Message | None) -> None:
-        """Whoever is above a quota. `request` None: a stream is opened. Raises `Overloaded`."""
-        if asker.meter is None or self._row.unhurried or self._settles(request):
-            return
-        if not paid_for(asker.meter):
+    async def hold_back(self, asker: Asker) -> None:
+        """Whoever is above a quota. Raises `Overloaded`."""
+        if asker.meter is not None and not self._row.unhurried and not paid_for(asker.meter):
             await admit_request(asker.meter, self._name)
-        if self._lends:
-            await admit_lease(asker.meter)
 
     async def admit(self, asker: Asker, request: Message) -> dict[Grant, None]:
         """The rights that the request uses. Raises `UnknownTopic` or `PermissionDenied` for the first that the asker

@@ -97,17 +97,6 @@ async def admit_request(meter: Meter | None, method: str) -> None:
         await asyncio.sleep(delay)
 
 
-async def admit_lease(meter: Meter | None) -> None:
-    """Before records are lent by a request. Raises `Overloaded` if those that were sent are not paid for within a
-    second."""
-    if meter is None or Quota.FETCH not in meter.buckets:
-        return
-    if not await room(meter, Quota.FETCH, ANSWER_WAITS_S):
-        delay = meter.delay(asyncio.get_running_loop().time(), Quota.FETCH)
-        QUOTA_REFUSALS.add(Quota.FETCH)
-        raise overloaded(meter, Quota.FETCH, delay, "nothing was lent")
-
-
 def charge(meter: Meter | None, quota: Quota, amount: int) -> None:
     """So much was used."""
     if meter is not None and quota in meter.buckets:

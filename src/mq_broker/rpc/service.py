@@ -82,16 +82,10 @@ class Entrance(Protocol):
     async def admit(self, asker: Asker, request: Message) -> dict[Grant, None]:
         """The rights that the request uses. Raises to refuse it."""
 
-    def lasts(self, request: Message) -> bool:
-        """Whether it may be under way for long, and is to end when its rights are taken away."""
-
-    def under_way(self, asker: Asker) -> UnderWay:
-        """Around what lasts."""
-
     def present(self, asker: Asker, *, stream: bool = False) -> Present:
         """Around the call, while which it is counted. Raises `QuotaExceeded`."""
 
-    async def hold_back(self, asker: Asker, request: Message | None) -> None:
+    async def hold_back(self, asker: Asker) -> None:
         """Whoever is above a quota. Raises `Overloaded`."""
 
 
@@ -175,15 +169,9 @@ def asked(
     async def judged(call: Call, asker: Asker, to: int, deadline: float) -> bytes:
         said = await _only_request(call, name)
         request = await bounded.read(said.body)
-        await entrance.hold_back(asker, request)
-        grants = await entrance.admit(asker, request)
-        if not entrance.lasts(request):
-            return await answered(said, request, to, deadline)
-        with entrance.under_way(asker) as lasting:  # such as a lease: its records count for the quota
-            lasting.grants.update(grants)
-            lent = await answered(said, request, to, deadline)
-        charge(asker.meter, Quota.FETCH, len(lent))
-        return lent
+        await entrance.hold_back(asker)
+        await entrance.admit(asker, request)
+        return await answered(said, request, to, deadline)
 
     async def hold(call: Call) -> None:
         asker = entrance.greet(call)
@@ -222,7 +210,7 @@ def _answering(
         with door.under_way(asker) as lasting, room, _place(call, door, asker):
             said = await _only_request(call, method.name)
             request = await bounded.read(said.body)
-            await door.hold_back(asker, request)
+            await door.hold_back(asker)
             lasting.grants.update(await door.admit(asker, request))
             if to and forwarder is not None:
                 await forwarder.answers(to, method, said, call.left_s(), _passing_on(call, method, asker.meter))
@@ -253,7 +241,7 @@ def _conversing(
         door.check_any(asker)
         to = 0 if forwarder is None else forwarder.to(call)
         with door.under_way(asker) as lasting, room, _place(call, door, asker):
-            await door.hold_back(asker, None)
+            await door.hold_back(asker)
             # Produce is the only one whose requests have a payload: what a batch may have is its topic's to say.
             read = _batches if is_envelope(method.request) else None
             requests: Any = (

@@ -6,6 +6,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing
 from datetime import datetime
 
 from mq_client.cluster.connection import Connection
@@ -15,6 +16,7 @@ from mq_client.cluster.requests import ask_leaders
 from mq_client.consuming.record_queue import ConsumerRecord, batch_to_records
 from mq_client.errors import InvalidRequest, OffsetOutOfRange, UnknownQueue
 from mq_client.producing.batches import to_timestamp_us
+from mq_client.queueing.borrowing import Borrower
 from mq_client.queueing.leases import from_gaps
 from mq_client.reader import Reader
 from mq_client.shown.descriptions import (
@@ -258,25 +260,17 @@ def pop(
     _check_count(count)
     view = connection.topic(topic, deadline)
     member, key = f"pop-{uuid.uuid4().hex}", os.urandom(32)
+    # Before whoever is there: this is asked for once, by hand
+    terms = pb.WorkTerms(accept=True, priority=MEMBER_PRIORITY_MAX, filter=filter_text)
     records: list[ConsumerRecord] = []
     for partition in range(view.partitions):
         left = count - len(records)
         if not left:
             break
-        request = pb.LeaseRequest(
-            topic=topic,
-            partition=partition,
-            group=group,
-            member=member,
-            member_key=key,
-            records_max=left,
-            accept=True,
-            priority=MEMBER_PRIORITY_MAX,  # whoever is there: this is asked for once, by hand
-            leaving=True,
-            filter=filter_text,
-        )
-        answer = connection.ask_leader(topic, partition, "Lease", request, pb.LeaseResponse, deadline, _ATTEMPT_MS)
-        records += _read(connection, topic, partition, from_gaps(answer.ranges, left), deadline)
+        opened = pb.WorkOpen(topic=topic, partition=partition, group=group, member=member, member_key=key)
+        with closing(Borrower(connection, opened, terms)) as borrower:
+            lent = borrower.lend(left, (), deadline)
+        records += _read(connection, topic, partition, from_gaps(lent.ranges, left), deadline)
     return records if deserialize is None else [deserialize(record) for record in records]
 
 

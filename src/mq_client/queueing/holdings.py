@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mq_client.cluster.deadline import Backoff
@@ -32,7 +32,6 @@ class Call:
     bytes: int = 0
     lines: list[Line] = field(default_factory=list)
     rows: Sequence[StoredSlice] = ()
-    cancel: Callable[[], object] = lambda: None
     doubted_at: float = 0.0
     losses: int = 0
 
@@ -41,17 +40,16 @@ class Call:
 class Place:
     """One partition.
 
-    `settling`: a request with outcomes on its way, one at a time. `losses`: how often its leaders have said that
-    something is lost. `epoch`: of the leader that was known last. `number`: of the last ack with outputs, also of a
-    former process of this member. `unsure`: leases may have run out, or another broker leads: it is to be told soon
-    which leases this member holds. `ask_after`: when a session may be opened. Times: of the monotonic clock.
+    `losses`: how often its leaders have said that something is lost. `epoch`: of the leader that was known last.
+    `number`: of the last ack with outputs, also of a former process of this member. `unsure`: leases may have run out,
+    or another broker leads: it is to be told soon which leases this member holds. `ask_after`: when a session may be
+    opened. Times: of the monotonic clock.
     """
 
     partition: int
     leases: dict[LeaseId, HeldLease] = field(default_factory=dict)
     settles: Outbox = field(default_factory=Outbox)
     extensions: Outbox = field(default_factory=Outbox)
-    settling: Call | None = None
     losses: int = 0
     epoch: int = 0
     number: int = 0
@@ -66,8 +64,8 @@ class Place:
 
     @property
     def quiet(self) -> bool:
-        """Nothing is to be said to its leader, and the answer to no request is waited for."""
-        return not (self.settles or self.extensions or self.settling)
+        """Nothing is to be said to its leader."""
+        return not (self.settles or self.extensions)
 
     def put_back(self, lines: Sequence[Line], *, again: bool) -> None:
         """They are said again, before all others. `again`: nobody knows what came of the first time."""

@@ -2,9 +2,8 @@
 speak to.
 
 A turn waits for nobody: questions go out, and answers come back in their own time. Leaders are spoken to by sessions
-(sessions.py), and by requests where those do not do: an ack with outputs is one of its own, and a queue that has failed
-opens no session. Whom to give credit is decided in shares.py, what outcomes say in settling.py, what is held in
-holdings.py, and what an answer means in sessions.py. Here are the clock and the calls.
+(sessions.py). Whom to give credit is decided in shares.py, what outcomes say in settling.py, what is held in
+holdings.py, and what an answer means in sessions.py. Here is the clock.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.loop import EventLoop, on_loop
 from mq_client.errors import InternalError, InvalidRequest, LeaseLost, OutcomeUnknown, TritonMQError, UnknownTopic
 from mq_client.producing.refresher import Refresher
-from mq_client.queueing.holdings import Call, Credit, Holdings, Place, Terms
+from mq_client.queueing.holdings import Credit, Holdings, Place, Terms
 from mq_client.queueing.leases import LOST, SETTLING, HeldLease, Indexes, runs_count
 from mq_client.queueing.sessions import Answers, PlaceSession, Sessions
 from mq_client.queueing.settling import (
@@ -39,7 +38,6 @@ from mq_client.queueing.settling import (
     StagedOutputs,
     Tally,
     Word,
-    to_wire,
     why_lost,
 )
 from mq_client.queueing.work_streams import WorkStreams, work_streams
@@ -57,10 +55,6 @@ _STALL_S: Final = 2.0
 """Unanswered for so long, it is asked whether somebody else leads by now."""
 
 _IDLE_S: Final = 1.0
-_SETTLE_MS: Final = 10_000.0
-
-Start = Callable[[], None]
-
 _JOIN_S: Final = 1.0
 
 
@@ -98,8 +92,8 @@ class LoopTurns:
 
 
 class Keeper:
-    """Owns the turns, all that the member holds, what is on its way to leaders, and what was heard of them and is not
-    taken in yet. Everything under `lock`. `changed` is notified when there are records to take, when an error ends the
+    """Owns the turns, all that the member holds, its sessions, and what was heard of leaders and is not taken in
+    yet. Everything under `lock`. `changed` is notified when there are records to take, when an error ends the
     queue, and when the turns end; `unread` when rows are to be read. `_streams` and `_turns`: once it is started."""
 
     def __init__(self, connection: Connection, terms: Terms, clock: Callable[[], float] = time.monotonic) -> None:
@@ -350,15 +344,13 @@ class Keeper:
             if news:
                 self._note_heard(tallies)
             self._answers.ask_about_doubts(now)
-            starts = self._plan(now)
-            if not starts and not (tallies and self.closing):  # else what is told changes nothing
+            self._plan(now)
+            if not (tallies and self.closing):  # else what is told changes nothing
                 if self.closing and (now >= self._close_by or self._is_quiet()):
                     return False
                 turns.wait(max(0.0, min(self._wake_at, self._close_by) - now))
         for tally in tallies:
             tally.tell()
-        for start in starts:
-            start()
         return True
 
     def _note_heard(self, tallies: list[Tally]) -> None:
@@ -383,9 +375,6 @@ class Keeper:
             lines = self._sessions.drain()
             self.error = self.error or (error if isinstance(error, InternalError) else None)
             for place in self.holdings.places.values():
-                if place.settling is not None:
-                    place.settling.cancel()
-                    lines += place.settling.lines
                 for box in (place.settles, place.extensions):
                     tallies += [tally for piece in box.drain() for tally in piece.answered(set(), error)]
             tallies += [tally for line in lines for piece in line.pieces for tally in piece.answered(set(), error)]
@@ -424,17 +413,15 @@ class Keeper:
         """That broker does not lead, or does not answer."""
         self._refresher.ask(self.terms.topic, address)
 
-    def _plan(self, now: float) -> list[Start]:
+    def _plan(self, now: float) -> None:
         self._wake_at = now + _IDLE_S
         view = self._look(now)
         if view is None:
-            return []
-        starts: list[Start] = []
+            return
         spoken_to: dict[int, Place] = {}
         addresses: dict[int, str] = {}  # looked up once: they change while other threads learn of them
         for number, place in self.holdings.places.items():
             address = self.connection.leader_address(view, number) if number < view.partitions else None
-            self._recall(place, address, now)
             if address is None:
                 self._look_at = min(self._look_at, now + _NO_LEADER_S)
                 continue
@@ -443,12 +430,8 @@ class Keeper:
             self._gather_extensions(place, now)
             if self._speaks(place):
                 spoken_to[number] = place
-            else:
-                starts += self._without_session(place, address, now)
-        starts += self._converse(spoken_to, addresses, now)
-        if not starts:
-            self._wake_at = min(self._wake_at, self._look_at)
-        return starts
+        self._converse(spoken_to, addresses, now)
+        self._wake_at = min(self._wake_at, self._look_at)
 
     def _look(self, now: float) -> TopicView | None:
         """The topic as it is known."""
@@ -470,20 +453,6 @@ class Keeper:
                     self.holdings.places[number] = Place(number)
         return view
 
-    def _recall(self, place: Place, address: str | None, now: float) -> None:
-        """Break off a request that waits for an answer of a broker that does not lead any more."""
-        call = place.settling
-        if call is None:
-            return
-        since = max(call.sent_at, call.doubted_at) + _STALL_S
-        if address is not None and call.address != address:
-            call.cancel()  # heard as an error, which is why it is said again
-        elif now >= since:
-            call.doubted_at = now
-            self._doubt(call.address)
-        else:
-            self._wake_at = min(self._wake_at, since)
-
     @staticmethod
     def _note_epoch(place: Place, epoch: int) -> None:
         """A new leader does not know how long leases are that this member asked for, until they are named to it."""
@@ -492,13 +461,13 @@ class Keeper:
         place.epoch = epoch
 
     def _speaks(self, place: Place) -> bool:
-        """Whether its leader is spoken to by a session. None is opened any more once the queue has failed, or closes
-        and has nothing to say."""
-        return self._sessions.has(place) or (self.error is None and (not self.closing or bool(place.settles)))
+        """Whether its leader is spoken to. A queue that has failed, or closes, opens a session to say something, and
+        for nothing else."""
+        return self._sessions.has(place) or not place.quiet or (self.error is None and not self.closing)
 
-    def _converse(self, places: dict[int, Place], addresses: dict[int, str], now: float) -> list[Start]:
-        """Say to the leaders of these what they are to hear by sessions."""
-        sessions, holdings, starts = self._sessions, self.holdings, list[Start]()
+    def _converse(self, places: dict[int, Place], addresses: dict[int, str], now: float) -> None:
+        """Say to the leaders of these what they are to hear."""
+        sessions, holdings = self._sessions, self.holdings
         found: dict[int, PlaceSession] = {}
         for number, place in places.items():
             if place.ask_after > now and not sessions.has(place):
@@ -509,13 +478,12 @@ class Keeper:
             if self.closing:
                 sessions.give_back(place, now)
                 sessions.take_back(found[number])
-        lines = {number: self._lines(session, now, starts) for number, session in found.items()}
+        lines = {number: self._lines(session, now) for number, session in found.items()}
         if not self.closing and self.error is None:
             held = Credit(holdings.held, int(holdings.held_bytes))
             sessions.hand_out(found, self.terms.credit, held, hungry=holdings.hungry)
         for number, session in found.items():
             sessions.say(session, lines[number], self.terms, now)
-        return starts
 
     def _look_for_answers(self, session: PlaceSession, now: float) -> None:
         since = max(session.oldest, session.call.doubted_at) + _STALL_S
@@ -524,29 +492,15 @@ class Keeper:
             self._doubt(session.call.address)
         self._wake_at = min(self._wake_at, since if now < since else now + _STALL_S)
 
-    def _lines(self, session: PlaceSession, now: float, starts: list[Start]) -> list[Line]:
+    def _lines(self, session: PlaceSession, now: float) -> list[Line]:
         """Outcomes and extensions that are due. While others of the partition are on their way outcomes gather, unless
-        there is nothing else to do: each message may be an entry. An ack with outputs goes by a request of its own, and
-        nothing of its partition is said until that is answered."""
+        there is nothing else to do: each message may be an entry. An ack with outputs waits for the one before."""
         place = session.place
         box, lines = place.settles, self._extensions(place, now)
-        waits = place.settling is not None or (session.account.sent and not self._hurries(box))
-        if waits or not self._are_due(place, now):
-            return lines
-        if box.begins_with_outputs:
-            starts.append(self._settle(place, session.call.address, box.take_lines(), now))
-        else:
-            lines += box.take_lines(outputs=False)
+        waits = session.account.sent and not self._hurries(box)
+        if not waits and self._are_due(place, now):
+            lines += box.take_lines(outputs=not session.publishes)
         return lines
-
-    def _without_session(self, place: Place, address: str, now: float) -> list[Start]:
-        """What is left to say of it once the queue has failed."""
-        if place.settling is not None:
-            return []
-        lines = self._extensions(place, now)
-        if self._are_due(place, now):
-            lines += place.settles.take_lines()
-        return [self._settle(place, address, lines, now)] if lines else []
 
     def _extensions(self, place: Place, now: float) -> list[Line]:
         """Those that are due."""
@@ -588,27 +542,3 @@ class Keeper:
                     lease.extended(now)
             place.extend_at = min(lease.extend_at for lease in place.leases.values())
         self._wake_at = min(self._wake_at, place.extend_at, place.check_at)
-
-    def _settle(self, place: Place, address: str, lines: list[Line], now: float) -> Start:
-        """What says these by a request of their own, to be called without `lock`."""
-        call = place.settling = Call(address, now, lines=lines)
-        request = pb.SettleRequest(
-            topic=self.terms.topic,
-            partition=place.partition,
-            group=self.terms.group,
-            topic_id=self.topic_id,
-            member=self.terms.member,
-            settles=to_wire(lines),
-            timeout_ms=int(_SETTLE_MS),
-        )
-
-        def heard(answer: pb.SettleResponse | TritonMQError) -> None:
-            with self.lock:
-                self._hear_later(lambda now: self._answers.hear(place, call, answer, now))
-
-        def start() -> None:
-            call.cancel = self.connection.ask_later(
-                address, "Settle", request, pb.SettleResponse, Deadline(_SETTLE_MS), heard
-            )
-
-        return start

@@ -20,6 +20,7 @@ from mq_client.errors import (
     InternalError,
     NotEnoughReplicas,
     NotLeader,
+    OutcomeUnknown,
     OutOfOrder,
     Overloaded,
     TritonMQError,
@@ -115,26 +116,6 @@ class Answers:
 
     # ------------------------------------------------------------------ outcomes
 
-    def hear(self, place: Place, call: Call, answer: pb.SettleResponse | TritonMQError, now: float) -> list[Tally]:
-        """What the leader said to a request, or the error. That of a call that was given up is passed over."""
-        if call is not place.settling:
-            return []
-        place.settling = None
-        said = len(call.lines)
-        if not isinstance(answer, TritonMQError) and len(answer.answers) != said:
-            answer = InternalError(
-                f"the broker at {call.address} answered {len(answer.answers)} of {said} outcomes: see its log"
-            )
-        if isinstance(answer, TritonMQError):
-            outcomes = [line for line in call.lines if not extends(line)]
-            extensions = [line for line in call.lines if extends(line)]
-            return [
-                *(self._settle_failed(place, call, outcomes, answer, now) if outcomes else ()),
-                *(self._extension_failed(place, call, extensions, answer, now) if extensions else ()),
-            ]
-        answered = zip(call.lines, answer.answers, strict=True)
-        return [tally for line, told in answered for tally in self.judge(place, call, line, told, now)]
-
     def judge(self, place: Place, call: Call, line: Line, told: pb.SettleAnswer, now: float) -> list[Tally]:
         """What became of one line."""
         if not told.HasField("error"):
@@ -183,6 +164,18 @@ class Answers:
         place.settle_after = now + place.settle_backoff.next_ms() / 1000
         self._learn(place, call, error)
         return []
+
+    def refuse_all(self, place: Place, call: Call, error: TritonMQError) -> list[Tally]:
+        """Its leader opens no session for this member. What a former one may have heard is not refused: nobody knows
+        what came of it."""
+        unknown = OutcomeUnknown(f"its leader takes no outcomes any more, and did not answer to this one: {error}")
+        tallies: list[Tally] = []
+        while lines := place.settles.take_lines():
+            for line in lines:
+                tallies += self._refuse([line], unknown if line.again else error)
+        while lines := place.extensions.take_lines():
+            tallies += self._not_extended(call, lines, error)
+        return tallies
 
     def ask_about_doubts(self, now: float) -> None:
         """What waits behind something that was lost may be lost, too."""
@@ -237,8 +230,7 @@ def _lost(line: Line, gaps: Any) -> Any:
 
 
 class PlaceSession:
-    """With the leader of one partition. `waiting`: outcomes and extensions without an answer, by number. `sent_at`: of
-    the first of them."""
+    """With the leader of one partition. `waiting`: outcomes and extensions without an answer, by number."""
 
     def __init__(self, place: Place, stream: WorkStream, now: float) -> None:
         self.place = place
@@ -267,6 +259,11 @@ class PlaceSession:
         if found is not None and not extends(found[1]):
             self.account.sent -= len(found[1].indexes)
         return found
+
+    @property
+    def publishes(self) -> bool:
+        """Whether an ack with outputs waits for its answer."""
+        return any(line.word.outputs is not None for _, line in self.waiting.values())
 
     @property
     def oldest(self) -> float:
@@ -411,8 +408,7 @@ class Sessions:
         if self._sessions.get(session.place.partition) is not session:
             return []
         if isinstance(told, TritonMQError):
-            self._broke(session, told, now)
-            return []
+            return self._broke(session, told, now)
         said, place, account = told.said, session.place, session.account
         tallies: list[Tally] = []
         for each in said.answers:
@@ -430,16 +426,13 @@ class Sessions:
         if said.HasField("credit"):
             account.confirm(said.credit)
         if said.HasField("error"):
-            self._broke(session, from_wire(said.error), now)
+            tallies += self._broke(session, from_wire(said.error), now)
         return tallies
 
     def _lent(self, session: PlaceSession, said: pb.SessionResponse, rows: Sequence[StoredSlice], now: float) -> None:
         place, account = session.place, session.account
-        # Outputs go by requests of their own, whose answers may overtake what was lent before them
-        losses = place.losses if not place.number else -1
-        call = Call(
-            session.call.address, now, account.records - account.lent, max(said.lent_bytes, 1), rows=rows, losses=losses
-        )
+        records, size = account.records - account.lent, max(said.lent_bytes, 1)
+        call = Call(session.call.address, now, records, size, rows=rows, losses=place.losses)
         try:
             lease = self._answers.pushed(place, call, said.lease, now)
         except InternalError as error:
@@ -449,9 +442,12 @@ class Sessions:
             self.lent = True
             account.note_lent(lease.open, said.lent_bytes)
 
-    def _broke(self, session: PlaceSession, error: TritonMQError, now: float) -> None:
+    def _broke(self, session: PlaceSession, error: TritonMQError, now: float) -> list[Tally]:
         self._give_up(session)
-        self.error = self._answers.lease_failed(session.place, session.call, error, now) or self.error
+        if self._answers.lease_failed(session.place, session.call, error, now) is None:
+            return []
+        self.error = error
+        return self._answers.refuse_all(session.place, session.call, error)
 
     def give_back(self, place: Place, now: float) -> None:
         """What was lent while the queue closes."""

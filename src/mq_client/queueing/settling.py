@@ -274,10 +274,6 @@ class Outbox:
                 self._pieces.appendleft(piece)
                 self.records += len(piece.indexes)
 
-    @property
-    def begins_with_outputs(self) -> bool:
-        return bool(self._pieces) and self._pieces[0].word.outputs is not None
-
     def take_lines(self, *, outputs: bool = True) -> list[Line]:
         """As much as one request may say, taken out of the box. `outputs`: it may say an ack with outputs; else what is
         before the first such one."""

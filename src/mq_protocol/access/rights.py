@@ -226,15 +226,6 @@ _ALTER_QUEUE: Final = (
 )
 
 
-def _members(request: type[Message]) -> tuple[Need, ...]:
-    """Of those who are lent records."""
-    return (
-        _topic(request, _O.READ),
-        _group(request, _O.READ),
-        _topic(request, _O.WRITE, "settles.outputs.topic"),
-    )
-
-
 RIGHTS: Final[Mapping[str, Row]] = {
     "Metadata": Row(
         shows=_SEES_TOPICS,
@@ -296,8 +287,6 @@ RIGHTS: Final[Mapping[str, Row]] = {
         says="A transaction that may not be altered is unknown. Who owns it needs the right as well.",
         changes=True,
     ),
-    "Lease": Row(_members(pb.LeaseRequest), waits=True),
-    "Settle": Row(_members(pb.SettleRequest), unhurried=True),
     "Work": Row(
         (
             _topic(pb.WorkRequest, _O.READ, "sessions.open.topic"),

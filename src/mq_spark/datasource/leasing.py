@@ -12,18 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, TypeVar
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
-from mq_client.cluster.requests import ask_leaders
 from mq_client.queueing.administration import describe, ensure_declared, list_queues
+from mq_client.queueing.borrowing import Borrower
 from mq_client.queueing.leases import from_gaps, spelled_out, to_gaps
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting, LeaseLost, TritonMQError, UnknownQueue
 from mq_protocol.names import quoted
-from mq_protocol.wire.error_messages import from_wire
 from mq_spark.datasource.schemas import Topic
 from mq_spark.planning.lease_options import LeaseOptions
 from mq_spark.planning.leases import Lease, LeaseKey, Run, shares
@@ -39,28 +37,13 @@ _NAMED_S: Final = 2.0
 
 _NAMED_MAX: Final = 10
 
+T = TypeVar("T")
+
 Place = tuple[str, int]
 """Topic and partition."""
 
 
 _ASKED_AT_ONCE: Final = 8
-
-
-@dataclass(slots=True)
-class _Answer:
-    """What one partition's leader said."""
-
-    partition: int
-    lent: pb.LeaseResponse = field(default_factory=pb.LeaseResponse)
-    settled: pb.SettleResponse = field(default_factory=pb.SettleResponse)
-    error: pb.Error = field(default_factory=pb.Error)
-
-    def HasField(self, field_name: Literal["error"]) -> bool:  # noqa: N802 - as protobuf has it
-        return self.error.code != 0
-
-
-_Ask = Callable[[str, Place, Deadline], _Answer]
-"""Asks the broker at an address about one partition."""
 
 
 class Leasing:
@@ -86,6 +69,7 @@ class Leasing:
 
         self._held: dict[LeaseKey, Lease] = {}
         self._settled: set[LeaseKey] = set()
+        self._members: dict[Place, Borrower] = {}
         self._turn = 0
         self._lock = threading.Lock()  # a member asks one question at a time
         self._stopping = threading.Event()
@@ -174,6 +158,8 @@ class Leasing:
         """Leases stay as they are: the query finds them when it starts again."""
         self._stopping.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        for member in list(self._members.values()):
+            member.close()
 
     # -------------------------------------------------------------- questions
 
@@ -192,37 +178,25 @@ class Leasing:
 
     def _lend(self, wishes: dict[Place, int]) -> list[tuple[Lease | None, bool]]:
         """What was lent to each of these wishes, and whether more is ready there."""
-        answers = self._ask_each(
-            wishes, lambda address, place, limit: self._lend_one(address, place, wishes[place], limit)
-        )
+        answers = self._ask_each(wishes, lambda place, member: self._lend_one(place, member, wishes[place]))
         found: list[tuple[Lease | None, bool]] = []
         for (topic, partition), wish in wishes.items():
-            lent = answers[topic, partition].lent
+            lent = answers[topic, partition]
             lease = self._lease_of(topic, partition, lent, wish)
             if lease is not None:
                 self._held[lease.key] = lease
             found.append((lease, lent.ready))
         return found
 
-    def _lend_one(self, address: str, place: Place, records: int, limit: Deadline) -> _Answer:
+    def _lend_one(self, place: Place, member: Borrower, records: int) -> pb.LeaseResponse:
         topic, partition = place
-        request = pb.LeaseRequest(
-            topic=topic,
-            partition=partition,
-            group=self._options.group,
-            topic_id=self._topics[topic].topic_id,
-            member=self._options.member,
-            member_key=self._key,
-            records_max=records,
-            lease_ms=self._options.lease_ms,
-            held=[_wire(key) for key in self._held if (key.topic, key.partition) == place],
-        )
+        held = [_wire(key) for key in self._held if (key.topic, key.partition) == place]
         try:
-            return _Answer(partition, lent=self._connection.ask(address, "Lease", request, pb.LeaseResponse, limit))
+            return member.lend(records, held, self._deadline())
         except UnknownQueue:
             if partition < self._topics[topic].partitions:
                 raise
-            return _Answer(partition)  # it was just added, and the queue begins there in a moment
+            return pb.LeaseResponse()  # it was just added, and the queue begins there in a moment
 
     def _lease_of(self, topic: str, partition: int, lent: pb.LeaseResponse, wish: int) -> Lease | None:
         if not lent.HasField("lease"):
@@ -247,48 +221,42 @@ class Leasing:
             else:
                 by_place.setdefault((lease.key.topic, lease.key.partition), []).append(lease)
         answers = self._ask_each(
-            by_place, lambda address, place, limit: self._say_one(address, place, by_place[place], outcome, limit)
+            by_place,
+            lambda place, member: member.settle(
+                [
+                    pb.SettleOne(lease=_wire(lease.key), ranges=_gaps(lease.runs), outcome=outcome)
+                    for lease in by_place[place]
+                ],
+                self._deadline(),
+            ),
         )
         for place, said in by_place.items():
-            for lease, answer in zip(said, answers[place].settled.answers, strict=True):
+            for lease, answer in zip(said, answers[place], strict=True):
                 gone: list[int] = spelled_out(from_gaps(answer.lost, lease.records)).tolist()
                 if gone:
                     lost[lease.key] = gone
         return lost
 
-    def _say_one(
-        self, address: str, place: Place, leases: Sequence[Lease], outcome: pb.Outcome.ValueType, limit: Deadline
-    ) -> _Answer:
-        topic, partition = place
-        request = pb.SettleRequest(
-            topic=topic,
-            partition=partition,
-            group=self._options.group,
-            topic_id=self._topics[topic].topic_id,
-            member=self._options.member,
-            settles=[
-                pb.SettleOne(lease=_wire(lease.key), ranges=_gaps(lease.runs), outcome=outcome) for lease in leases
-            ],
-            timeout_ms=int(limit.remaining_s * 1000) + 1,
-        )
-        answer = _Answer(partition, settled=self._connection.ask(address, "Settle", request, pb.SettleResponse, limit))
-        refused = next((each.error for each in answer.settled.answers if each.HasField("error")), None)
-        if refused is not None:
-            raise from_wire(refused)
-        return answer
+    def _ask_each(self, places: Collection[Place], ask: Callable[[Place, Borrower], T]) -> dict[Place, T]:
+        """Every place's answer, asked at the same time: each lease is a commit."""
+        members = [self._member(place) for place in places]
+        return dict(zip(places, self._pool.map(ask, places, members), strict=True))
 
-    def _ask_each(self, places: Collection[Place], ask: _Ask) -> dict[Place, _Answer]:
-        """Every place's answer from its leader, asked at the same time: each lease is a commit."""
-
-        def asked(place: Place) -> _Answer:
+    def _member(self, place: Place) -> Borrower:
+        if place not in self._members:
             topic, partition = place
-
-            def told(address: str, _: list[int], limit: Deadline) -> Iterable[_Answer]:
-                return (ask(address, place, limit),)
-
-            return ask_leaders(self._connection, topic, [partition], told, self._deadline())[partition]
-
-        return dict(zip(places, self._pool.map(asked, places), strict=True))
+            opened = pb.WorkOpen(
+                topic=topic,
+                partition=partition,
+                group=self._options.group,
+                topic_id=self._topics[topic].topic_id,
+                member=self._options.member,
+                member_key=self._key,
+                lasting=True,
+            )
+            terms = pb.WorkTerms(lease_ms=self._options.lease_ms)
+            self._members[place] = Borrower(self._connection, opened, terms)
+        return self._members[place]
 
     def _name_all(self) -> None:
         """Name what is held to all leaders, which give back what is not."""
@@ -298,7 +266,7 @@ class Leasing:
         return [(name, p) for name, partitions in self._partitions.items() for p in range(partitions)]
 
     def _name(self, places: Collection[Place]) -> None:
-        self._ask_each(places, lambda address, place, limit: self._lend_one(address, place, 0, limit))
+        self._ask_each(places, lambda place, member: self._lend_one(place, member, 0))
 
     # -------------------------------------------------------------- the thread
 
@@ -320,7 +288,8 @@ class Leasing:
                         self._say(list(self._held.values()), pb.OUTCOME_EXTEND)
                     self._name({(key.topic, key.partition) for key in self._held})
             except TritonMQError as error:  # asked again in a moment, and what is lost is told when it is settled
-                log.warning("leases of %s could not be extended: %s", quoted(self._options.group), error)
+                if not self._stopping.is_set():
+                    log.warning("leases of %s could not be extended: %s", quoted(self._options.group), error)
             except CancelledError:  # closed meanwhile
                 return
             except RuntimeError:  # the process ends, and starts no more threads

@@ -59,16 +59,6 @@ REQUESTS: dict[str, Any] = {
     ),
     "TransactionStatus": pb.TransactionStatusRequest(key=KEY),
     "Staged": pb.StagedRequest(topic=TOPIC),
-    "Lease": pb.LeaseRequest(
-        topic=TOPIC,
-        group=GROUP,
-        member="m",
-        member_key=b"k" * 16,
-        settles=[pb.SettleOne(outputs=[pb.StagedBatches(topic=OTHER)])],
-    ),
-    "Settle": pb.SettleRequest(
-        topic=TOPIC, group=GROUP, member="m", settles=[pb.SettleOne(outputs=[pb.StagedBatches(topic=OTHER)])]
-    ),
     "Work": pb.WorkRequest(
         sessions=[
             pb.SessionRequest(

@@ -1,5 +1,4 @@
-"""The keeper of a queue's leases: the test takes its turns, sets its clock and plays the leaders, to whom it speaks by
-sessions and by requests."""
+"""The keeper of a queue's leases: the test takes its turns, sets its clock and plays the leaders."""
 
 from __future__ import annotations
 
@@ -10,9 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from google.protobuf.message import Message
 
-from mq_client.cluster.deadline import Deadline
 from mq_client.errors import TritonMQError
 from mq_client.queueing.holdings import Credit, Place, Terms
 from mq_client.queueing.keeper import GATHER_S, Keeper
@@ -49,20 +46,9 @@ class Saying:
         self.reply([pb.SettleAnswer(error=to_wire(error)) for _ in self.settles])
 
 
-@dataclass
-class Request(Saying):
-    """By a request of its own. `broken`: nobody waits for its answer any more."""
-
-    heard: Callable[[Any], None]
-    broken: bool = False
-
-
 class Leaders(Scripted):
-    """A cluster whose requests wait in `requests`."""
-
     def __init__(self, *leaders: int) -> None:
         super().__init__(Clock())
-        self.requests: list[Request] = []
         self.lead(*leaders)
 
     def lead(self, *leaders: int, epoch: int = 1, topic_id: str = "x") -> None:
@@ -70,20 +56,6 @@ class Leaders(Scripted):
         answer = told(topic_info(*leaders, epoch=epoch, topic_id=topic_id, schema=SCHEMA))
         self.brokers_say = {f"b:{number}": answer for number in (1, 2, 3)}
         self._learn(answer)
-
-    def ask_later(
-        self,
-        address: str,
-        method: str,
-        request: Message,
-        response: type[Any],
-        deadline: Deadline,
-        heard: Callable[[Any], None],
-    ) -> Callable[[], object]:
-        assert isinstance(request, pb.SettleRequest), method
-        made = Request(address, list(request.settles), lambda answers: heard(pb.SettleResponse(answers=answers)), heard)
-        self.requests.append(made)
-        return lambda: setattr(made, "broken", True)
 
 
 @dataclass
@@ -231,8 +203,7 @@ class Played:
     def sayings(self) -> list[Saying]:
         """Outcomes and extensions since the last call, after all turns that are due."""
         self.rest()
-        found: list[Saying] = [*self.leaders.requests]
-        self.leaders.requests.clear()
+        found: list[Saying] = []
         for address in list(self.streams):
             found += self.sayings_in(address, self.said(address))
         return found
@@ -256,11 +227,6 @@ class Played:
         self.clock.now += GATHER_S
         [saying] = self.sayings()
         return saying
-
-    def one_request(self) -> Request:
-        request = self.one()
-        assert isinstance(request, Request), request
-        return request
 
     # ------------------------------------------------------------------ what leaders say
 

@@ -9,16 +9,16 @@ from mq_client.errors import (
     InternalError,
     InvalidRequest,
     LeaseLost,
+    MemberInUse,
     NotEnoughReplicas,
     OutcomeUnknown,
-    UnknownQueue,
     UnknownTopic,
 )
 from mq_client.queueing.keeper import GATHER_S
 from mq_client.queueing.settling import ACK, failed
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.manifest import StagedPart
-from tests.mq_client.queueing.played_keeper import Played, Request, lent, places
+from tests.mq_client.queueing.played_keeper import Played, lent, places
 
 PART = (StagedPart("out", 0, (b"u" * 16,), 1, "id"),)
 A, F, R, E = pb.OUTCOME_ACK, pb.OUTCOME_FAIL, pb.OUTCOME_RELEASE, pb.OUTCOME_EXTEND
@@ -94,7 +94,7 @@ def test_acks_with_outputs_are_numbered_on_from_what_the_leader_tells() -> None:
     for index in range(3):
         played.keeper.ack_with_outputs(lease, places(index), PART)
     for number in (42, 43, 44):
-        asked = played.one_request()
+        asked = played.one()
         assert [(one.number, len(one.outputs)) for one in asked.settles] == [(number, 1)]
         asked.done()
 
@@ -103,7 +103,7 @@ def test_of_an_ack_with_outputs_that_is_lost_in_part_the_rest_goes_back() -> Non
     played = Played()
     lease = played.lend(3)
     future = played.keeper.ack_with_outputs(lease, places(0, 1, 2), PART)
-    played.one_request().done(1, 1)
+    played.one().done(1, 1)
     played.rest()
     with pytest.raises(LeaseLost, match="3 of these records"):
         future.result(0)
@@ -114,34 +114,54 @@ def test_of_an_ack_with_outputs_that_is_lost_in_part_the_rest_goes_back() -> Non
     assert played.keeper.holdings.held == 0
 
 
-def test_a_request_to_a_broker_that_leads_no_more_is_broken_off() -> None:
-    played = Played()
-    lease = played.lend(3)
-    future = played.keeper.ack_with_outputs(lease, places(0), PART)
-    asked = played.one_request()
-    played.leaders.lead(2, epoch=2)
-    played.pass_s(1.0)
-    assert asked.broken
-    asked.heard(OutcomeUnknown("broken off"))
+def test_the_next_ack_with_outputs_waits_for_the_one_before_and_nothing_else_does() -> None:
+    """A leader takes a number below the last one for done: none may be refused for now while a later one is done."""
+    played = Played(in_flight_max=6)
+    lease = played.lend(6)
+    for index in range(2):
+        played.keeper.ack_with_outputs(lease, places(index), PART)
+    first = played.one()
+    assert [one.number for one in first.settles] == [1]
+    played.keeper.settle(lease, places(2, 3, 4), ACK)
+    assert played.sayings() == []
+    first.refuse(NotEnoughReplicas("1 of 2"))
     played.rest()
     played.clock.now = played.place.settle_after
-    again = played.one_request()
-    assert (again.address, again.lines) == ("b:2", [(A, [0, 1])])
+    again = played.one()
+    assert [one.number for one in again.settles] == [1]
     again.done()
+    following = played.one()
+    assert [(one.number, list(one.ranges)) for one in following.settles] == [(2, [1, 1]), (0, [2, 3])]
+
+
+def test_a_queue_that_has_failed_opens_a_session_without_credit_to_say_what_became_of_its_records() -> None:
+    played = Played()
+    lease = played.lend(2)
+    played.said()
+    played.refuse(InvalidRequest("never"))
+    played.pass_s(2.0)
+    assert played.said() == []
+    future = played.keeper.settle(lease, places(0), ACK)
+    played.clock.now += GATHER_S
+    requests = played.said()
+    assert [request.HasField("open") for request in requests] == [True, False]
+    assert not any(request.HasField("credit") for request in requests)
+    [asked] = played.sayings_in("b:1", requests)
+    asked.done()
     played.rest()
     assert future.result(0) is None
 
 
-def test_what_is_said_once_a_queue_has_failed_goes_by_a_request() -> None:
+def test_who_is_refused_a_session_is_told_what_was_never_said_and_what_may_be_done() -> None:
     played = Played()
-    lease = played.lend(2)
-    played.refuse(InvalidRequest("never"))
-    future = played.keeper.settle(lease, places(0), ACK)
-    asked = played.one_request()
-    assert asked.lines == [(A, [0, 1])]
-    asked.refuse(UnknownQueue("deleted"))
-    played.rest()
-    assert isinstance(future.exception(0), UnknownQueue)
+    lease = played.lend(3)
+    said = played.keeper.settle(lease, places(0), ACK)
+    assert played.one().lines == [(A, [0, 1])]
+    waits = [played.keeper.settle(lease, places(1), ACK), played.keeper.extend(lease, places(2))]
+    played.refuse(MemberInUse("another process"))
+    for future in waits:
+        assert isinstance(future.exception(0), MemberInUse)
+    assert isinstance(said.exception(0), OutcomeUnknown), "its leader may have done it"
 
 
 # ---------------------------------------------------------------- extensions
@@ -314,7 +334,7 @@ def test_closing_gives_back_what_has_no_outcome_and_ends_once_all_is_answered() 
         played.keeper.settle_one(lease, 1, ACK)
 
 
-def test_at_the_end_whoever_waits_is_told_and_requests_are_broken_off() -> None:
+def test_at_the_end_whoever_waits_is_told() -> None:
     played = Played(1, 1, in_flight_max=12)
     first, second = played.lend(6), played.lend(6, partition=1)
     futures = [
@@ -323,11 +343,10 @@ def test_at_the_end_whoever_waits_is_told_and_requests_are_broken_off() -> None:
         played.keeper.extend(second, places(1)),
     ]
     played.clock.now += GATHER_S
-    [request] = [saying for saying in played.sayings() if isinstance(saying, Request)]
+    played.said()
     futures += [played.keeper.settle(first, places(2), ACK)]
     played.keeper.close_soon(Deadline(100))
     played.pass_s(1.0)
-    assert request.broken
     for future in futures:
         assert isinstance(future.exception(0), OutcomeUnknown)
     assert (played.ended, played.keeper.closing, played.refreshes.stopped) == (True, True, True)

@@ -234,7 +234,7 @@ def test_outputs_are_checked_and_staged_before_the_ack_and_given_once() -> None:
     record = lent.record(1)
     record.ack(outputs=outputs)
     assert outputs.calls == ["check_usable", "stage 0", "note_given"]
-    asked = lent.played.one_request()
+    asked = lent.played.one()
     assert [(one.outcome, list(one.ranges), len(one.outputs)) for one in asked.settles] == [(A, [1, 1], 1)]
     with pytest.raises(InvalidRequest, match=r"was given ack\(\)"):
         record.reject()

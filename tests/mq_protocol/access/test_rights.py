@@ -120,10 +120,10 @@ def test_a_need_reads_the_field_that_it_says(method: Method) -> None:
 
 
 def test_two_names_in_a_list_are_both_read() -> None:
-    request = pb.SettleRequest(topic="t")
+    request = pb.WorkRequest(sessions=[pb.SessionRequest()])
     for topics in (["a", "b"], ["c"]):
-        request.settles.add(outputs=[pb.StagedBatches(topic=topic) for topic in topics])
-    outputs = RIGHTS["Settle"].needs[-1]
+        request.sessions[0].settles.add(outputs=[pb.StagedBatches(topic=topic) for topic in topics])
+    outputs = RIGHTS["Work"].needs[-1]
     assert outputs.names is not None
     assert list(outputs.names(request)) == ["a", "b", "c"]
 

@@ -21,7 +21,7 @@ from mq_broker.rpc.service import UNARY, parse
 from mq_broker.rpc.wire.lines import Dialling, Lines
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, schema_to_bytes
-from mq_protocol.errors import NotYetWritten, OffsetOutOfRange, OutcomeUnknown, OutOfOrder, TritonMQError
+from mq_protocol.errors import NotYetWritten, OffsetOutOfRange, OutcomeUnknown, OutOfOrder, TritonMQError, Unreachable
 from mq_protocol.wire.call import Said
 from mq_protocol.wire.connection import Connection
 from mq_protocol.wire.envelope import split
@@ -113,6 +113,46 @@ class Client:
         async with self._line(broker, method, timeout_s) as (line, opened):
             answer = await line.ask(opened, request.SerializeToString())
         return parse(answer.body, UNARY[method].response)
+
+    async def lent(
+        self, broker: int, opened: pb.WorkOpen, terms: pb.WorkTerms, request: pb.SessionRequest, timeout_s: float
+    ) -> tuple[pb.LeaseResponse, list[pb.LeaseId]]:
+        """What a member is lent by that credit for once, and which of its leases are gone. Raises `TritonMQError`."""
+        lent, gone = pb.LeaseResponse(), list[pb.LeaseId]()
+        async for said in self._told(broker, opened, terms, request, timeout_s):
+            gone += said.gone
+            lent = said.lease if said.HasField("lease") else lent
+            if said.HasField("credit"):
+                break
+        return lent, gone
+
+    async def answered(
+        self, broker: int, opened: pb.WorkOpen, settles: list[pb.SettleOne], timeout_s: float = ANSWER_S
+    ) -> list[pb.SettleAnswer]:
+        """What became of each. Raises `TritonMQError`."""
+        answers: dict[int, pb.SettleAnswer] = {}
+        async for said in self._told(broker, opened, pb.WorkTerms(), pb.SessionRequest(settles=settles), timeout_s):
+            answers |= {each.number: each.answer for each in said.answers}
+            if len(answers) == len(settles):
+                break
+        return [answers[number] for number in sorted(answers)]
+
+    async def _told(
+        self, broker: int, opened: pb.WorkOpen, terms: pb.WorkTerms, request: pb.SessionRequest, timeout_s: float
+    ) -> AsyncIterator[pb.SessionResponse]:
+        """In a session that lasts for one question. What the member has outlives it."""
+        opened.lasting = True
+        request.session = 1
+        first = pb.SessionRequest(session=1, open=opened, terms=terms)
+        async with self.call(broker, "Work", timeout_s) as line:
+            for said in (first, request):
+                await line.write(pb.WorkRequest(sessions=[said]).SerializeToString())
+            while (heard := await self.read(line)) is not None:
+                for told in parse(heard.body, pb.WorkHeader).sessions:
+                    if told.HasField("error"):
+                        raise from_wire(told.error)
+                    yield told
+        raise Unreachable(f"broker {broker} has ended the stream")
 
     @staticmethod
     async def read(line: Connection) -> Said | None:

@@ -15,7 +15,7 @@ from mq_broker.core.entries import Work
 from mq_broker.core.work.steps import Lease
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import Overloaded, TritonMQError, UnknownQueue
-from tests.simulation.real.clients import Client
+from tests.simulation.real.clients import ANSWER_S, Client
 from tests.simulation.real.loop import PROCESS
 
 if TYPE_CHECKING:
@@ -166,16 +166,8 @@ class Visitor(Client):
         broker = await self.leader(self.topic, partition)
         if not broker:
             return
-        request = pb.LeaseRequest(
-            topic=self.topic,
-            partition=partition,
-            group=VISITS,
-            member=self.name,
-            member_key=b"k" * 16,
-            records_max=self.random.randint(1, 5),
-            wait_ms=self.random.choice((0, 500)),
-        )
-        lent = await self.ask(broker, "Lease", request)
+        request = pb.SessionRequest(credit=pb.WorkCredit(records=self.random.randint(1, 5), once=True))
+        lent, _ = await self.lent(broker, self._opened(partition), pb.WorkTerms(), request, ANSWER_S)
         if not lent.HasField("lease"):
             return
         for _ in range(self.random.choice((0, 0, 8))):  # for longer than the group may be idle
@@ -187,8 +179,8 @@ class Visitor(Client):
     async def _say(self, partition: int, lent: pb.LeaseResponse, outcome: pb.Outcome.ValueType) -> None:
         broker = await self.leader(self.topic, partition)
         settle = pb.SettleOne(lease=lent.lease, ranges=lent.ranges, outcome=outcome)
-        request = pb.SettleRequest(
-            topic=self.topic, partition=partition, group=VISITS, member=self.name, settles=[settle], timeout_ms=4_000
-        )
         if broker:
-            await self.ask(broker, "Settle", request)
+            await self.answered(broker, self._opened(partition), [settle])
+
+    def _opened(self, partition: int) -> pb.WorkOpen:
+        return pb.WorkOpen(topic=self.topic, partition=partition, group=VISITS, member=self.name, member_key=b"k" * 16)

@@ -16,7 +16,7 @@ from mq_broker.core.work.steps import LeaseId
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
 from mq_protocol.queues.work_keys import WorkPlace, query_id_of, run_of_lease
-from tests.simulation.real.clients import Client
+from tests.simulation.real.clients import ANSWER_S, Client
 from tests.simulation.real.lending_truth import BYTES_MAX, FILTERS, LENGTH_MAX
 from tests.simulation.real.queue_truth import (
     ACK_WITH_OUTPUT,
@@ -135,7 +135,7 @@ class Ledger:
 
 
 class Worker(Client):
-    """Asks one partition's leader for records, and settles them."""
+    """Asks one partition's leader for records now and then, and settles them. What it has outlives its sessions."""
 
     def __init__(self, cluster: Cluster, name: str, topic: str, partition: int, ledger: Ledger) -> None:
         super().__init__(cluster, name)
@@ -207,33 +207,28 @@ class Worker(Client):
         except TritonMQError as error:
             self.cluster.done[f"settled late: {type(error).__name__}"] += 1
 
+    def _opened(self) -> pb.WorkOpen:
+        return pb.WorkOpen(
+            topic=self.topic, partition=self.partition, group=GROUP, member=self.name, member_key=self._key
+        )
+
     async def _lease(self, broker: int) -> None:
         asked_at = self.cluster.loop.time()
         named = set(self._held)
-        request = pb.LeaseRequest(
-            topic=self.topic,
-            partition=self.partition,
-            group=GROUP,
-            member=self.name,
-            member_key=self._key,
-            records_max=self.random.randint(1, 100 if self.cluster.stopping else 5),
-            wait_ms=self.random.choice((0, 500, 2_000)),
-            held=[pb.LeaseId(leader_epoch=e, entry=i, step=s) for e, i, s in self._held],
-            working=1,
-            filter="" if self.cluster.stopping else self._filter,
-            priority=self._priority,
-        )
-        self._ledger.truth.lending.asks(self.name, request.filter, request.priority)
-        if not self.cluster.stopping and self.random.random() < self.cluster.plan.impatient:
-            try:
-                answer: pb.LeaseResponse = await self.ask(broker, "Lease", request, self.loop.often_short(0.002, 1.0))
-            except TritonMQError:
-                if self.random.random() < 0.5:
-                    self._die()
-                raise
-        else:
-            answer = await self.ask(broker, "Lease", request)
-        for gone in answer.gone:
+        credit = pb.WorkCredit(records=self.random.randint(1, 100 if self.cluster.stopping else 5), once=True)
+        held = [pb.LeaseId(leader_epoch=e, entry=i, step=s) for e, i, s in self._held]
+        request = pb.SessionRequest(check=held, credit=credit)
+        terms = pb.WorkTerms(working=1, filter="" if self.cluster.stopping else self._filter, priority=self._priority)
+        self._ledger.truth.lending.asks(self.name, terms.filter, terms.priority)
+        impatient = not self.cluster.stopping and self.random.random() < self.cluster.plan.impatient
+        timeout_s = self.loop.often_short(0.002, 1.0) if impatient else ANSWER_S
+        try:
+            answer, all_gone = await self.lent(broker, self._opened(), terms, request, timeout_s)
+        except TritonMQError:
+            if impatient and self.random.random() < 0.5:
+                self._die()
+            raise
+        for gone in all_gone:
             for offset in self._held.pop(_name(gone), ()):
                 self._ledger.let_go(offset)
         if not answer.HasField("lease"):
@@ -241,13 +236,13 @@ class Worker(Client):
         lease, truth = _name(answer.lease), self._ledger.truth
         if not truth.is_old(asked_at):
             truth.not_named(self.name, named, lease)
-        truth.lending.answered(self.name, request.priority, request.filter, lease, asked_at)
+        truth.lending.answered(self.name, terms.priority, terms.filter, lease, asked_at)
         at = 0
         numbers = zip(answer.ranges[::2], answer.ranges[1::2], answer.deliveries, answer.failures, strict=True)
         for gap, length, deliveries, failures in numbers:
             for offset in range(at + gap, at + gap + length):
                 truth.received(lease, offset, asked_at, (deliveries, failures))
-                truth.lending.received(self.name, request.filter, offset)
+                truth.lending.received(self.name, terms.filter, offset)
                 self._ledger.receive(self.name, offset, asked_at, deliveries, failures)
                 self._held.setdefault(lease, set()).add(offset)
                 self.cluster.done["records lent"] += 1
@@ -360,15 +355,14 @@ class Worker(Client):
     async def _ask_to_settle(self, broker: int, asked: list[Item]) -> list[tuple[Item, bool]]:
         """Those that have an answer, and whether it is that the record is lost."""
         asked_at, truth = self.cluster.loop.time(), self._ledger.truth
-        request = pb.SettleRequest(
-            topic=self.topic, partition=self.partition, group=GROUP, member=self.name, timeout_ms=4_000
-        )
+        settles: list[pb.SettleOne] = []
         first = not any(truth.was_said(item) for item in asked if item[2] != pb.OUTCOME_EXTEND)
         for item in asked:
             truth.asks(*item)
             (epoch, entry, step), offset, outcome = item
             lease = pb.LeaseId(leader_epoch=epoch, entry=entry, step=step)
-            settle = request.settles.add(lease=lease, ranges=[offset, 1])
+            settle = pb.SettleOne(lease=lease, ranges=[offset, 1])
+            settles.append(settle)
             if outcome == ACK_WITH_OUTPUT:
                 assert self._output is not None
                 settle.MergeFrom(self._output)
@@ -376,8 +370,8 @@ class Worker(Client):
             settle.outcome = outcome  # type: ignore[assignment]
             if outcome in (pb.OUTCOME_FAIL, pb.OUTCOME_REJECT):
                 settle.error = FAILED
-        answer: pb.SettleResponse = await self.ask(broker, "Settle", request)
-        return self._judge(list(zip(asked, answer.answers, strict=True)), asked_at, broker, LEASE_S, first=first)
+        answers = await self.answered(broker, self._opened(), settles)
+        return self._judge(list(zip(asked, answers, strict=True)), asked_at, broker, LEASE_S, first=first)
 
     def _judge(
         self,

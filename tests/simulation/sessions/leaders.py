@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from mq_broker.broker.queues.asked import Asked
 from mq_broker.broker.queues.group.gathering import Gathering
+from mq_broker.broker.queues.letters.outputs import Outputs
 from mq_broker.broker.queues.policy.declared import Queue
 from mq_broker.broker.queues.policy.ordering import ByKey
 from mq_broker.broker.queues.policy.policy import Policy
@@ -146,7 +147,7 @@ class Broker:
         declared: Any = SimpleNamespace(find=lambda *_: queue(), get=lambda *_: queue())
         topics: Any = SimpleNamespace(get=self._topic)
         self.working = Working(shell, declared, now_us, on_rows=self._read_keys)
-        self.sessions = Sessions(Asked(shell, topics, declared), self.working, Held(1 << 40))
+        self.sessions = Sessions(Asked(shell, topics, declared), self.working, Outputs(topics, shell), Held(1 << 40))
 
     def _led(self, _topic: object, number: int) -> Any:
         log = self._logs[number]

@@ -1,6 +1,6 @@
 """Queue groups at a partition's leader: what members ask, and what becomes of each group.
 
-leasing     the methods Lease and Settle; sessions, session: the stream Work; asked: what a request may name
+sessions    the method Work; session: one member's; asked: what a member may name
 working     every group of the partitions that are led here
 beginning   leaders begin and end the lives of groups
 declaring   the methods that change and list groups; describing, sweeping: those that show and empty them

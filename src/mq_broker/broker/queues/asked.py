@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
-from typing import Final, TypeAlias
+from typing import Final
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
@@ -30,8 +30,6 @@ DELAY_MS_MAX: Final = 365 * 86_400_000
 NAMED_MAX: Final = 4
 """How often a request may name one record."""
 
-_Of: TypeAlias = pb.LeaseRequest | pb.SettleRequest | pb.WorkOpen
-
 
 class Asked:
     """Owns which filters were checked. Everything raises the error with which the request is refused."""
@@ -42,7 +40,7 @@ class Asked:
         self._declared = declared
         self._filters = CheckedFilters(topics)
 
-    async def check_terms(self, partition: Partition, terms: pb.LeaseRequest | pb.WorkTerms) -> None:
+    async def check_terms(self, partition: Partition, terms: pb.WorkTerms) -> None:
         if terms.lease_ms and not LEASE_MS_FLOOR <= terms.lease_ms <= LEASE_MS_CEILING:
             raise InvalidRequest(
                 f"lease_ms of {terms.lease_ms} is not allowed: {LEASE_MS_FLOOR} to {LEASE_MS_CEILING}, or 0 for the "
@@ -53,18 +51,18 @@ class Asked:
         if terms.filter:
             await self._filters.check(partition.topic, terms.filter)
 
-    async def partition(self, request: _Of) -> Partition:
+    async def partition(self, opened: pb.WorkOpen) -> Partition:
         """Where the group is worked on."""
-        check_member_id(request.member)
-        topic = await self._topics.get(request.topic)
-        if request.topic_id not in ("", topic.spec.topic_id):  # this broker may not have heard of it yet
+        check_member_id(opened.member)
+        topic = await self._topics.get(opened.topic)
+        if opened.topic_id not in ("", topic.spec.topic_id):  # this broker may not have heard of it yet
             topic = await self._topics.renewed(topic)
-            if request.topic_id != topic.spec.topic_id:
+            if opened.topic_id != topic.spec.topic_id:
                 raise UnknownTopic(
-                    f"topic {request.topic!r} was deleted and made again: what is leased of the former one is gone"
+                    f"topic {opened.topic!r} was deleted and made again: what is leased of the former one is gone"
                 )
-        partition = self._shell.leader(topic, request.partition)
-        self._declared.get(partition, request.group)
+        partition = self._shell.leader(topic, opened.partition)
+        self._declared.get(partition, opened.group)
         return partition
 
     async def items(

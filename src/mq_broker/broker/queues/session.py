@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.queues.group.gathering import Gathering
@@ -22,6 +23,11 @@ UNANSWERED_MAX: Final = 2 * SETTLES_MAX
 """Ranges that one session settles and that wait for their answers. More are refused: the member asks again."""
 
 UNANSWERED_PER_BROKER_MAX: Final = 500_000
+
+Check: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+"""Whether an ack with outputs may be judged. Raises the `TritonMQError` for which nothing of it is done."""
+
+_NO_CHECKS: Final[Mapping[int, Check]] = {}
 
 UNREAD_MAX: Final = 100
 """Ranges of leases that wait to be told to a session. While there are more it is lent nothing: it may never read."""
@@ -52,7 +58,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class CreditHolds:
-    """The credit that took some back: nothing beyond it is lent any more."""
+    """The credit that took some back, or was for once: nothing more is lent by it."""
 
     records: int
 
@@ -90,33 +96,34 @@ def weight(news: News) -> int:
 class Standing(Asking):
     """What a session wants to be lent, for as long as it wants it. Its session hears at once what comes of it."""
 
-    of_session = True
-
-    def __init__(self, session: Session, records_max: int, bytes_max: int, held: dict[LeaseId, Ranges]) -> None:
-        terms = session.terms
+    def __init__(
+        self,
+        session: Session,
+        records_max: int,
+        bytes_max: int,
+        held: dict[LeaseId, Ranges],
+        *,
+        returns: bool,
+        once: bool,
+    ) -> None:
         super().__init__(
             session.member,
             session.key,
+            session.terms,
             records_max,
-            bytes_max=bytes_max,
-            lease_ms=terms.lease_ms,
-            accept=terms.accept,
-            held=held,
-            working=terms.working,
-            priority=terms.priority,
-            watches=session.watches,
-            filter_text=terms.filter,
+            bytes_max,
+            held,
+            has_room=bool(records_max) or session.watches,
+            returns=returns,
+            once=once,
         )
         self._session = session
-        self.reconciled = session.compared and not held
-        self.returns = not session.compared
 
     def note_chosen(self, records: int, size: int) -> None:
         super().note_chosen(records, size)
         self._session.chosen(self, records, size)
 
     def note_judged(self) -> None:
-        super().note_judged()
         if self.records_max:
             self._session.is_dry()
 
@@ -128,14 +135,14 @@ class Standing(Asking):
 
 
 class Spoken(Settling):
-    """Settles of a session, from number `first` on. Each is answered by itself, as soon as it is judged: before what
-    the same entry lends."""
+    """Settles of a session, by number. Each is answered by itself, as soon as it is judged: before what the same entry
+    lends."""
 
-    def __init__(self, items: Sequence[Item], first: int, tell: Callable[[int, int, Answer], None]) -> None:
-        super().__init__(items)
-        self._first = first
+    def __init__(self, numbered: Mapping[int, Item], tell: Callable[[int, int, Answer], None]) -> None:
+        super().__init__(list(numbered.values()))
+        self._numbers = list(numbered)
         self._tell = tell
-        self._weights = [max(len(item.ranges), 1) for item in items]
+        self._weights = [max(len(item.ranges), 1) for item in numbered.values()]
 
     @property
     def weight(self) -> int:
@@ -143,14 +150,7 @@ class Spoken(Settling):
         return sum(self._weights[number] for number in self.todo)
 
     def answer(self, number: int, answer: Answer) -> None:
-        if self.answers[number] is None:
-            self._tell(self._first + number, self._weights[number], answer)
-        super().answer(number, answer)
-
-    def refuse(self, error: TritonMQError) -> None:
-        for number in list(self.todo):
-            self.answer(number, Answer(error=error))
-        self.todo.clear()
+        self._tell(self._numbers[number], self._weights[number], answer)
 
 
 class Session:
@@ -158,8 +158,9 @@ class Session:
     pushed by this session or by none: what comes for it once it is over goes back when its member comes again.
 
     `records`, `bytes`: that it may be lent in all, and `lent`, `lent_bytes`: that it was, what is on its way (`coming`)
-    among it. `claims`: what the member says that it has, until that was `compared`; later, leases that it wants to be
-    compared.
+    among it. `claims`: what the member says that it has, until that was compared; later, leases that it wants to be
+    compared. `compared`: all that it does not name has gone back. `once`: its credit is for one lease. `lasting`: what
+    its member has outlives it.
     """
 
     def __init__(
@@ -177,9 +178,11 @@ class Session:
         self.group = opened.group
         self.member = own_member(opened.member)
         self.key = opened.member_key
+        self.lasting = opened.lasting
         self.terms = terms
         self.watches = False
         self.over = False
+        self._once = False
         self.told: deque[News] = deque()
         self._unread = 0
         self.settles = 0  # spoken so far
@@ -195,6 +198,8 @@ class Session:
         self._told_active: bool | None = None
         self._echo: int | None = None
         self._spoken: list[Spoken] = []
+        self._with_outputs: Spoken | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._unanswered = 0
 
     @property
@@ -225,7 +230,7 @@ class Session:
 
     def _note_compared(self, standing: Standing) -> None:
         if standing.reconciled:
-            self.compared = True
+            self.compared = self.compared or standing.returns
             if standing.held is self._claims:
                 self._claims = {}
 
@@ -239,9 +244,13 @@ class Session:
                 f"a credit of {records} more records and {size} more bytes is above {CREDIT_RECORDS_MAX} and "
                 f"{CREDIT_BYTES_MAX}: nobody can hold so much"
             )
-        if credit.recall:
+        if credit.recall or credit.once:
             self._echo = credit.records
+        asks_anew = credit.once or self._once or self.lasting
+        if asks_anew and self._standing is not None and not self._standing.in_flight:
+            self._drop(self._standing)
         self._records, self._bytes, self.watches = credit.records, credit.bytes, credit.watch
+        self._once = credit.once
         self._tell_credit()
         self._ask()
 
@@ -256,12 +265,17 @@ class Session:
         self._claims = claims
         self.change_terms(self.terms)
 
-    def settle(self, items: Sequence[Item]) -> None:
-        """They are numbered on from those before. Raises nothing: what cannot be taken is answered."""
+    def settle(self, items: Sequence[Item], checks: Mapping[int, Check] = _NO_CHECKS) -> None:
+        """They are numbered on from those before. Raises nothing: what cannot be taken is answered. `checks`: of acks
+        with outputs, by their places among the items. Nothing else waits for a check."""
         first, self.settles = self.settles + 1, self.settles + len(items)
-        if not items:
-            return
-        spoken = Spoken(items, first, self._answered)
+        at_once = {first + at: item for at, item in enumerate(items) if at not in checks}
+        if at_once:
+            self._take(Spoken(at_once, self._answered))
+        for at, check in checks.items():
+            self._take(Spoken({first + at: items[at]}, self._answered), check)
+
+    def _take(self, spoken: Spoken, check: Check | None = None) -> None:
         waits = spoken.weight
         self._load.settles += waits
         self._unanswered += waits
@@ -273,9 +287,26 @@ class Session:
                 )
             )
             return
+        if check is not None and self._with_outputs is not None and self._with_outputs.todo:
+            # A leader takes a number below the last one for done, so none may be refused for now while a later one is
+            # done
+            spoken.refuse(Overloaded("an ack with outputs waits for its answer in this session: say one at a time"))
+            return
         self._spoken = [each for each in self._spoken if each.todo]
         self._spoken.append(spoken)
-        self._gathering.settle(spoken)
+        if check is None:
+            self._gathering.settle(spoken)
+        else:
+            self._with_outputs = spoken
+            self._checking = asyncio.get_running_loop().create_task(self._check(spoken, check))
+
+    async def _check(self, spoken: Spoken, check: Check) -> None:
+        try:
+            await check()
+        except TritonMQError as error:
+            spoken.refuse(error)
+        else:
+            self._gathering.settle(spoken)
 
     def _answered(self, number: int, waited: int, answer: Answer) -> None:
         self._unanswered -= waited
@@ -293,10 +324,12 @@ class Session:
     def _leave(self, *, withdraw: bool) -> None:
         if self._standing is not None:
             self._drop(self._standing)
-        for spoken in self._spoken if withdraw else ():
-            left = spoken.weight
-            self._gathering.withdraw(spoken)
-            self._load.settles -= left
+        unchecked = self._checking is not None and self._checking.cancel()
+        for spoken in self._spoken:
+            if withdraw or (unchecked and spoken is self._with_outputs):
+                left = spoken.weight
+                self._gathering.withdraw(spoken)
+                self._load.settles -= left
         self._spoken.clear()
         self._coming.clear()
 
@@ -329,7 +362,13 @@ class Session:
         self._lent_bytes += size
         self._standing = None
         self._note_compared(standing)
+        if standing.once:
+            self._spend()
         self._ask()
+
+    def _spend(self) -> None:
+        """A credit for once is void."""
+        self._once, self._records = False, self._lent
 
     def answered(self, standing: Standing, lent: Lent) -> None:
         coming = self._coming.pop(standing, None)
@@ -352,6 +391,8 @@ class Session:
             self._tell_active()
         elif lent.ready:
             self._tell_ready(True)
+        if standing.once and not lent.gone:
+            self._spend()
         self._tell_credit()
         self._ask()
 
@@ -377,8 +418,8 @@ class Session:
             self._tell(Active(self._told_active))
 
     def _tell_credit(self) -> None:
-        """What was taken back is not lent any more."""
-        if self._echo is not None and not self._coming:
+        """What was taken back, or was for once, is not lent any more."""
+        if self._echo is not None and not self._coming and not self._once:
             self._tell(CreditHolds(self._echo))
             self._echo = None
 
@@ -393,7 +434,9 @@ class Session:
         if (self._bytes and size <= 0) or self._unread > UNREAD_MAX:
             records = size = 0
         watches = self.watches and not self._told_ready and not self._coming
-        wants = bool(records) or watches or bool(self._claims) or not self.compared
+        asks = bool(records) or watches or self._once
+        returns = not self.compared and (asks or not self.lasting)
+        wants = asks or returns or bool(self._claims)
         standing = self._standing
         if standing is not None and standing.in_flight:
             return
@@ -404,5 +447,5 @@ class Session:
         elif standing is not None:
             self._drop(standing)
         elif wants:
-            self._standing = Standing(self, records, size, self._claims)
+            self._standing = Standing(self, records, size, self._claims, returns=returns, once=self._once)
             self._gathering.ask(self._standing)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final
 
 from mq_broker.broker.queues.asked import Asked, check_epochs, lease_of
 from mq_broker.broker.queues.group.requests import Lent
 from mq_broker.broker.queues.group.told import answer_to_wire, lease_to_wire, lent_to_wire
 from mq_broker.broker.queues.lent_rows import ROWS_BYTES_MAX, lent_rows
-from mq_broker.broker.queues.letters.outputs import last_number
+from mq_broker.broker.queues.letters.outputs import Outputs, last_number
 from mq_broker.broker.queues.session import (
     Active,
     CreditHolds,
@@ -35,7 +36,12 @@ from mq_broker.rpc.pacing import room_to_lend
 from mq_broker.rpc.service import Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, Overloaded, TritonMQError
-from mq_protocol.limits import FETCH_CHUNK_BYTES, WORK_SESSIONS_MAX, WORK_SESSIONS_PER_BROKER_MAX
+from mq_protocol.limits import (
+    FETCH_CHUNK_BYTES,
+    REQUEST_TIMEOUT_MS,
+    WORK_SESSIONS_MAX,
+    WORK_SESSIONS_PER_BROKER_MAX,
+)
 from mq_protocol.names import check_member_key
 from mq_protocol.wire.envelope import Buffer, Envelope
 from mq_protocol.wire.error_messages import to_wire
@@ -52,9 +58,10 @@ ANSWER_BYTES: Final = 256
 class Sessions:
     """Owns how much they are at this broker."""
 
-    def __init__(self, asked: Asked, working: Working, held: Held) -> None:
+    def __init__(self, asked: Asked, working: Working, outputs: Outputs, held: Held) -> None:
         self.asked = asked
         self.working = working
+        self.outputs = outputs
         self.held = held
         self.load = Load()
 
@@ -98,29 +105,27 @@ class _Stream:
 
     async def _hear(self, said: pb.SessionRequest) -> None:
         """Raises the error that ends the session."""
-        if said.HasField("open"):
-            await self._open(said)
-            return
-        session = self._sessions.get(said.session)
+        opens = said.HasField("open")
+        session = await self._open(said) if opens else self._sessions.get(said.session)
         if session is None or session.over:
             return  # its end is on the way to the client
-        if said.HasField("terms"):
+        if said.HasField("terms") and not opens:
             await self._all.asked.check_terms(session.partition, said.terms)
             session.change_terms(said.terms)
         if said.settles:
             await self._settle(session, said)
-        if said.HasField("credit"):
-            session.set_credit(said.credit)
         if said.check:
             leases = [lease_of(each) for each in said.check]
             check_epochs(session.partition, leases)
             session.check(leases)
+        if said.HasField("credit"):
+            session.set_credit(said.credit)
         if said.close:
             session.close(clean=True)
             self._drop_news(session)
             self._forget(session)
 
-    async def _open(self, said: pb.SessionRequest) -> None:
+    async def _open(self, said: pb.SessionRequest) -> Session:
         if said.session in self._sessions:
             raise InvalidRequest(f"session {said.session} of this stream is open: give another one a number of its own")
         asked, opened = self._all.asked, said.open
@@ -139,15 +144,16 @@ class _Stream:
         self._sessions[said.session] = session
         self._all.load.sessions += 1
         session.begin(gathering)
-        if said.settles and not session.over:
-            await self._settle(session, said)
-        if said.HasField("credit") and not session.over:
-            session.set_credit(said.credit)
+        return session
 
     async def _settle(self, session: Session, said: pb.SessionRequest) -> None:
-        if any(each.outputs or each.number for each in said.settles):
-            raise InvalidRequest("an ack with outputs goes by Settle: leave it out of a session")
-        session.settle(await self._all.asked.items(session.partition, session.group, session.member, said.settles))
+        of = session.partition, session.group, session.member
+        items = await self._all.asked.items(*of, said.settles)
+        until = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_MS / 1000
+        check = self._all.outputs.check
+        session.settle(
+            items, {at: partial(check, *of, one, until) for at, one in enumerate(said.settles) if one.outputs}
+        )
 
     def _refuse(self, number: int, error: TritonMQError) -> None:
         session = self._sessions.get(number)
@@ -232,7 +238,8 @@ class _Stream:
                 return ANSWER_BYTES + told.ByteSize()
             case Lent():
                 lent = lent_to_wire(news, last_number(session.partition, session.group, session.member))
-                rows = lent_rows(session.partition, [(run.first, run.end) for run in news.runs], rows_bytes_max)
+                ranges = [(run.first, run.end) for run in news.runs]
+                rows = [] if session.terms.without_rows else lent_rows(session.partition, ranges, rows_bytes_max)
                 lent.batches.extend(described for described, _ in rows)
                 parts += [payload for _, payload in rows]
                 said.lease.CopyFrom(lent)

@@ -8,36 +8,26 @@ nothing here costs anything.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.queues.group.gathering import AGAIN_S, Gathering
-from mq_broker.broker.queues.group.requests import Asking, Item, Lent, OwnSteps, Settling
+from mq_broker.broker.queues.group.requests import OwnSteps
 from mq_broker.broker.queues.policy.declared import Declared
 from mq_broker.broker.queues.policy.length import Kept
 from mq_broker.broker.queues.policy.policy import Policy, goes_by_itself
-from mq_broker.core.work.settling import Answer
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Step
-from mq_protocol.errors import OutcomeUnknown, Overloaded, TritonMQError
+from mq_protocol.errors import TritonMQError
 
 BEAT_S: Final = 0.25
 """How often leases are looked at that may have run out."""
 
 SLEPT_S: Final = 1.0
 """A broker whose loop stood still for so long may have kept members from extending what they hold."""
-
-WAITING_PER_PARTITION_MAX: Final = 1_000
-WAITING_MAX: Final = 20_000
-"""Requests to lend that wait at one partition, and at this broker; and as many to settle."""
-
-RANGES_WAITING_MAX: Final = 500_000
-"""Ranges of records that requests to settle name which wait at this broker. One request is taken whatever it names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +37,6 @@ class _Led:
     epoch: int
     observer: Callable[[], None]
     groups: dict[str, Gathering] = field(default_factory=dict)
-
-
-class _Requests:
-    """Owns how many of one kind wait, by partition."""
-
-    def __init__(self) -> None:
-        self.waiting: Counter[Partition] = Counter()
-        self._count = 0
-        self._ranges = 0
-
-    @contextmanager
-    def room(self, partition: Partition, most: int, ranges: int = 0) -> Iterator[None]:
-        """For one more, while it waits. Raises `Overloaded` if there is none. `most`: of the partition. `ranges`: that
-        it names."""
-        too_many = self._ranges and self._ranges + ranges > RANGES_WAITING_MAX
-        if too_many or self._count >= WAITING_MAX or self.waiting[partition] >= most:
-            raise self.overloaded(partition)
-        self.waiting[partition] += 1
-        self._count += 1
-        self._ranges += ranges
-        try:
-            yield
-        finally:
-            self._ranges -= ranges
-            self._count -= 1
-            self.waiting[partition] -= 1
-            if not self.waiting[partition]:
-                del self.waiting[partition]
-
-    def overloaded(self, partition: Partition) -> Overloaded:
-        return Overloaded(
-            f"{self.waiting[partition]} requests of queue groups wait at {partition.name}, and {self._count} at this "
-            f"broker, which name {self._ranges} ranges of records, as many as it takes: ask again in a moment"
-        )
 
 
 class Working:
@@ -105,82 +61,9 @@ class Working:
         self._now_us = now_us
         self._loop = asyncio.get_running_loop()
         self._groups: dict[Partition, _Led] = {}
-        self._asking, self._settling = _Requests(), _Requests()
-        self._patient: dict[Gathering, dict[Asking, None]] = {}  # who may be asked to make room, as they came
         self._beat: asyncio.TimerHandle | None = None
         self._beat_at = 0.0
         shell.on_role.append(self._role_changed)
-
-    # ------------------------------------------------------------------ what is asked
-
-    async def lent(self, partition: Partition, group: str, asking: Asking, wait_until: float, deadline: float) -> Lent:
-        """What the member is lent. Empty if nothing was ready by `wait_until`, and every request is judged at least
-        once; what is on its way by then is waited for until the deadline (times of the loop). Raises the
-        `TritonMQError` that it was refused with."""
-        self._make_room(partition, group)
-        with self._asking.room(partition, 2 * WAITING_PER_PARTITION_MAX):
-            gathering = self.gathering(partition, group)
-            gathering.ask(asking)
-            self._patient.setdefault(gathering, {})[asking] = None
-            try:
-                await asyncio.wait({asking.answered}, timeout=max(0.0, wait_until - self._loop.time()))
-                if not asking.answered.done():
-                    gathering.hurry(asking)
-                    await asyncio.wait({asking.answered}, timeout=max(0.0, deadline - self._loop.time()))
-                if asking.answered.done():
-                    return asking.answered.result()
-                raise OutcomeUnknown(f"{partition.name} did not commit a lease in time: ask again")
-            finally:
-                self._is_impatient(gathering, asking)
-                gathering.leave(asking)
-                asking.answered.cancel()
-
-    async def settled(
-        self, partition: Partition, group: str, items: Sequence[Item], deadline: float
-    ) -> Sequence[Answer]:
-        """What became of each item, once that is committed. Raises the `TritonMQError` with which all were refused,
-        and `OutcomeUnknown` past the deadline (loop's time)."""
-        if not items:
-            return ()
-        with self._settling.room(partition, WAITING_PER_PARTITION_MAX, _ranges_of(items)):
-            gathering = self.gathering(partition, group)
-            settling = Settling(items)
-            gathering.settle(settling)
-            try:
-                await asyncio.wait({settling.answered}, timeout=max(0.0, deadline - self._loop.time()))
-                if settling.answered.done():
-                    return settling.answered.result()
-                raise OutcomeUnknown(f"{partition.name} did not commit this in time: ask again, the same way")
-            finally:
-                gathering.withdraw(settling)
-                settling.answered.cancel()
-
-    async def settled_and_lent(
-        self, partition: Partition, group: str, items: Sequence[Item], asking: Asking, deadline: float
-    ) -> tuple[Sequence[Answer], Lent]:
-        """What became of each item, and what the member is lent of what was ready: judged together, and committed by
-        one entry if it has room. Nothing is waited for to be lent. Raises as `settled`; a member that is refused the
-        lease alone is told that there is something to ask for."""
-        with self._settling.room(partition, WAITING_PER_PARTITION_MAX, _ranges_of(items)):
-            gathering = self.gathering(partition, group)
-            settling = Settling(items)
-            gathering.settle(settling)
-            gathering.ask(asking)
-            try:
-                await asyncio.wait({settling.answered}, timeout=max(0.0, deadline - self._loop.time()))
-                if not settling.answered.done():
-                    raise OutcomeUnknown(f"{partition.name} did not commit this in time: ask again, the same way")
-                answers = settling.answered.result()
-                gathering.hurry(asking)
-                await asyncio.wait({asking.answered}, timeout=max(0.0, deadline - self._loop.time()))
-                refused = not asking.answered.done() or asking.answered.exception() is not None
-                return answers, Lent(ready=True) if refused else asking.answered.result()
-            finally:
-                gathering.withdraw(settling)
-                gathering.leave(asking)
-                settling.answered.cancel()
-                if not asking.answered.cancel():
-                    asking.answered.exception()  # nobody else looks at it
 
     async def add_steps(self, partition: Partition, group: str, life: int, steps: Sequence[Step]) -> None:
         """Write steps that this leader wants by itself, of this life of the group: they go into an entry with what
@@ -320,33 +203,3 @@ class Working:
                         gathering.slept(now_ms)
                     gathering.beat(now_ms)
                     self._keep_time()
-
-    # ------------------------------------------------------------------ room for who waits
-
-    def _make_room(self, partition: Partition, group: str) -> None:
-        """Where as many wait as may, the longest waiting request of the group that has most is answered. So no group
-        keeps others out; a group that has most itself is refused. Raises `Overloaded`."""
-        if self._asking.waiting[partition] < WAITING_PER_PARTITION_MAX:
-            return
-        led = self._groups.get(partition)
-        groups = led.groups if led is not None else {}
-        most = max(groups.values(), key=self._patience, default=None)
-        own = groups.get(group)
-        if most is None or self._patience(most) <= (self._patience(own) if own is not None else 0):
-            raise self._asking.overloaded(partition)
-        asking = next(iter(self._patient[most]))
-        self._is_impatient(most, asking)
-        most.hurry(asking)
-
-    def _patience(self, gathering: Gathering) -> int:
-        return len(self._patient.get(gathering, ()))
-
-    def _is_impatient(self, gathering: Gathering, asking: Asking) -> None:
-        patient = self._patient.get(gathering, {})
-        patient.pop(asking, None)
-        if not patient:
-            self._patient.pop(gathering, None)
-
-
-def _ranges_of(items: Sequence[Item]) -> int:
-    return sum(len(item.ranges) for item in items)

@@ -100,10 +100,10 @@ class Played:
         async for request in requests:
             await send(NOTHING if isinstance(request, RefusedBatch) else request)
 
-    async def settle(self, to: int = ANY, partition: int = 0, left_s: float = DEADLINE_S, topic: str = "t") -> Said:
-        request = said(pb.SettleRequest(topic=topic, partition=partition))
+    async def cancel(self, to: int = ANY, partition: int = 0, left_s: float = DEADLINE_S, topic: str = "t") -> Said:
+        request = said(pb.CancelScheduledRequest(topic=topic, partition=partition))
         deadline = asyncio.get_running_loop().time() + left_s
-        return await self.routing.ask(to, METHODS["Settle"], request, deadline)
+        return await self.routing.ask(to, METHODS["CancelScheduled"], request, deadline)
 
 
 @asynccontextmanager
@@ -125,8 +125,6 @@ PLACES = {
     "Subscribe": pb.SubscribeRequest(open=pb.SubscribeOpen(partitions=[pb.SubscribePartition(topic="t", partition=3)])),
     "WatchOffsets": pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic="t", partition=3)]),
     "ListOffsets": pb.ListOffsetsRequest(topic="t", partitions=[3, 4]),
-    "Lease": pb.LeaseRequest(topic="t", partition=3),
-    "Settle": pb.SettleRequest(topic="t", partition=3),
     "Work": pb.WorkRequest(sessions=[pb.SessionRequest(session=1, open=pb.WorkOpen(topic="t", partition=3))]),
     "CancelScheduled": pb.CancelScheduledRequest(topic="t", partition=3),
     "Lead": pb.LeadRequest(topic="t", partition=3),
@@ -154,8 +152,8 @@ def test_a_request_to_a_leader_names_its_partition(name: str) -> None:
 @real_time
 async def test_a_call_goes_to_the_broker_that_is_named_while_that_can_be_reached() -> None:
     async with playing() as made:
-        assert await made.settle(to=3)
-        assert made.asked == [(3, "Settle")]
+        assert await made.cancel(to=3)
+        assert made.asked == [(3, "CancelScheduled")]
         assert made.looks == 0, "nobody is asked who leads"
 
 
@@ -164,8 +162,8 @@ async def test_a_call_goes_to_the_leader_if_none_is_named_or_that_one_is_gone() 
     async with playing() as made:
         made.leader, made.reached = 2, {1, 2}
         for to in (ANY, GONE, 3):
-            await made.settle(to=to)
-        assert made.asked == [(2, "Settle")] * 3
+            await made.cancel(to=to)
+        assert made.asked == [(2, "CancelScheduled")] * 3
         assert made.routing.to(0) == ANY  # type: ignore[arg-type]
         assert made.routing.to(-5) == GONE  # type: ignore[arg-type]
 
@@ -225,9 +223,9 @@ async def test_a_call_about_no_partition_goes_to_any_broker_but_not_if_it_names_
 @real_time
 async def test_a_topic_or_partition_that_is_not_there_is_for_another_broker_to_refuse() -> None:
     async with playing() as made:
-        await made.settle(partition=7)
-        await made.settle(partition=-1)
-        await made.settle(topic="other")
+        await made.cancel(partition=7)
+        await made.cancel(partition=-1)
+        await made.cancel(topic="other")
         assert len(made.asked) == 3
 
 
@@ -237,7 +235,7 @@ async def test_a_request_is_held_until_there_is_a_leader(leader: int | None) -> 
     """There is none, nobody can say, or it is dead and its session not yet over."""
     async with playing() as made:
         made.leader, made.reached = leader, {1, 2}
-        held = [asyncio.create_task(made.settle(to=3)) for _ in range(20)]
+        held = [asyncio.create_task(made.cancel(to=3)) for _ in range(20)]
         await until(lambda: made.holding.bytes >= 20 * REQUEST_BYTES)
         looks = made.looks
         await until(lambda: made.looks > looks)
@@ -245,7 +243,7 @@ async def test_a_request_is_held_until_there_is_a_leader(leader: int | None) -> 
         assert made.asked == []
         made.leader = 2
         await asyncio.gather(*held)
-        assert made.asked == [(2, "Settle")] * 20
+        assert made.asked == [(2, "CancelScheduled")] * 20
 
 
 @real_time
@@ -253,11 +251,11 @@ async def test_a_request_that_a_former_leader_has_refused_is_held_and_asked_of_t
     async with playing() as made:
         made.leader = 2
         made.refusals = [NotLeader("no more"), NotLeader("not yet")]
-        await made.settle(to=1)
-        assert made.asked == [(1, "Settle"), (2, "Settle"), (2, "Settle")]
+        await made.cancel(to=1)
+        assert made.asked == [(1, "CancelScheduled"), (2, "CancelScheduled"), (2, "CancelScheduled")]
         made.refusals = [Unreachable("it may have been heard")]
         with pytest.raises(Unreachable, match="heard"):
-            await made.settle(to=1)
+            await made.cancel(to=1)
 
 
 @real_time
@@ -292,21 +290,21 @@ async def test_beyond_the_time_of_the_request_it_is_refused() -> None:
     async with playing() as made:
         made.leader = 0
         with pytest.raises(NotLeader, match="t-0 has no leader"):
-            await made.settle(left_s=5 * LOOK_AGAIN_S)
+            await made.cancel(left_s=5 * LOOK_AGAIN_S)
         made.leader = 1
         made.refusals = [NotLeader("its own words")] * 1_000
         with pytest.raises(NotLeader, match="its own words"):
-            await made.settle(left_s=5 * LOOK_AGAIN_S)
+            await made.cancel(left_s=5 * LOOK_AGAIN_S)
 
 
 @real_time
 async def test_beyond_the_bound_nothing_more_is_held() -> None:
     async with playing(hold_max=2 * REQUEST_BYTES) as made:
         made.leader = 0
-        held = asyncio.create_task(made.settle())
+        held = asyncio.create_task(made.cancel())
         await until(lambda: made.holding.bytes > 0)
         with pytest.raises(NotLeader):
-            await made.settle()
+            await made.cancel()
         made.leader = 1
         await held
 

@@ -4,13 +4,13 @@ is written is committed when the test says so."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from mq_broker.broker.queues.group.gathering import Gathering
-from mq_broker.broker.queues.group.requests import Asking, Item, Settling
+from mq_broker.broker.queues.group.requests import Asking, Item, Lent, Settling
 from mq_broker.broker.queues.policy.declared import Queue
 from mq_broker.broker.queues.policy.ordering import ByKey
 from mq_broker.broker.queues.policy.policy import Policy
@@ -22,10 +22,11 @@ from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Done, Propose, Published, Refused, Result, Trimmed
 from mq_broker.core.work.ranges import Ranges
-from mq_broker.core.work.settling import Ack, Outcome, Settle
+from mq_broker.core.work.settling import Ack, Answer, Outcome, Settle
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Begin, LeaseId, Step
 from mq_broker.storage.offset_index import OffsetIndex
+from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotLeader, TritonMQError
 from mq_protocol.queues.settings import QueueSettings
 
@@ -171,6 +172,59 @@ class Led:
         return self.machine.work["g"]
 
 
+class Asked(Asking):
+    """What a member asks. The test waits for its answer."""
+
+    def __init__(
+        self,
+        member: str,
+        key: bytes,
+        records_max: int,
+        *,
+        bytes_max: int = 0,
+        held: Mapping[LeaseId, Ranges] = {},
+        watches: bool = False,
+        once: bool = False,
+        **terms: Any,
+    ) -> None:
+        has_room = bool(records_max) or watches
+        of = pb.WorkTerms(**terms)
+        super().__init__(member, key, of, records_max, bytes_max, held, has_room=has_room, returns=True, once=once)
+        self.answered: asyncio.Future[Lent] = asyncio.get_running_loop().create_future()
+
+    def note_judged(self) -> None:
+        pass
+
+    def answer(self, lent: Lent) -> None:
+        if not self.answered.done():
+            self.answered.set_result(lent)
+
+    def refuse(self, error: TritonMQError) -> None:
+        if not self.answered.done():
+            self.answered.set_exception(error)
+
+
+class Settled(Settling):
+    """What a member settles at once. The test waits for all answers, or for the error of all."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        super().__init__(items)
+        self.answers: list[Answer | None] = [None] * len(items)
+        self.answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+
+    def answer(self, number: int, answer: Answer) -> None:
+        assert self.answers[number] is None, "it has its answer"
+        self.answers[number] = answer
+        if None not in self.answers and not self.answered.done():
+            self.answered.set_result([each for each in self.answers if each is not None])
+
+    def refuse(self, error: TritonMQError) -> None:
+        if len(self.todo) == len(self.items) and not self.answered.done():
+            self.answered.set_exception(error)
+            self.todo.clear()
+        super().refuse(error)
+
+
 class Group:
     """The gathering of group `g` in a partition, with clocks that the test sets. `told_of_doomed`: grows with each word
     that there are records for the dead-letter topic; `refused`: with each entry that was. `keys`: what is known of an
@@ -225,21 +279,26 @@ class Group:
 
     def ask(
         self, member: str, records_max: int = 10, *, key: bytes = b"", held: Iterable[LeaseId] = (), **fields: Any
-    ) -> Asking:
+    ) -> Asked:
         """`held`: whole leases."""
-        asking = Asking(member, key, records_max, held=dict.fromkeys(held, ()), **fields)
+        asking = Asked(member, key, records_max, held=dict.fromkeys(held, ()), **fields)
         self.gathering.ask(asking)
         return asking
 
-    def settle(self, *items: Item) -> Settling:
-        settling = Settling(items)
+    def hurry(self, asking: Asking) -> None:
+        """It waits no longer."""
+        asking.once = True
+        self.gathering.wake()
+
+    def settle(self, *items: Item) -> Settled:
+        settling = Settled(items)
         self.gathering.settle(settling)
         return settling
 
-    def ack(self, member: str, lease: LeaseId | None, *ranges: tuple[int, int]) -> Settling:
+    def ack(self, member: str, lease: LeaseId | None, *ranges: tuple[int, int]) -> Settled:
         return self.outcome(Ack(), member, lease, *ranges)
 
-    def outcome(self, outcome: Outcome, member: str, lease: LeaseId | None, *ranges: tuple[int, int]) -> Settling:
+    def outcome(self, outcome: Outcome, member: str, lease: LeaseId | None, *ranges: tuple[int, int]) -> Settled:
         assert lease is not None
         return self.settle(Settle(lease, member, ranges, outcome))
 
@@ -274,6 +333,6 @@ async def rounds() -> None:
         await asyncio.sleep(0)
 
 
-def offsets(asking: Asking) -> list[tuple[int, int]]:
+def offsets(asking: Asked) -> list[tuple[int, int]]:
     """What the member was lent."""
     return [(run.first, run.end) for run in asking.answered.result().runs]

@@ -74,21 +74,14 @@ async def test_a_member_whose_leases_do_not_fit_into_the_entry_is_lent_something
 
 
 @real_time
-async def test_a_request_that_waits_no_more_is_answered_once_it_was_judged_and_not_before() -> None:
+async def test_who_waits_for_nothing_is_answered_once_it_was_judged_and_not_before() -> None:
     group = Group(0)
-    asking = group.ask("a", 2)
-    group.gathering.hurry(asking)
+    asking = group.ask("a", 2, once=True)
     assert not asking.answered.done(), "nobody has looked for records yet"
     await rounds()
     assert asking.answered.result() == Lent()
     group.declare(2)
-    asking = group.ask("a", 2)
-    await rounds()
-    assert asking.judged
-    group.gathering.hurry(asking)
-    assert asking.answered.result() == Lent()
-    late = group.ask("a", 2)
-    group.gathering.hurry(late)
+    late = group.ask("a", 2, once=True)
     await rounds()
     assert late.answered.result() == Lent(), "the queue has not begun"
     assert not group.gathering.waits
@@ -102,7 +95,7 @@ async def test_who_is_lent_nothing_is_told_so_once_what_it_did_not_name_has_gone
     group.declare(paused=paused)
     group.led.keeps_up = False
     asking = group.ask("a", 0, watches=True)
-    group.gathering.hurry(asking)
+    group.hurry(asking)
     await rounds()
     assert not asking.answered.done()
     group.led.commit()

@@ -123,7 +123,7 @@ async def test_a_group_is_in_use_while_a_member_waits_or_has_a_lease_and_when_it
     group.ms += 100
     assert not group.state.leases
     assert group.gathering.used_ms() == began + 600
-    session: Any = SimpleNamespace(member="s", key=b"", priority=0, end=lambda _: None)
+    session: Any = SimpleNamespace(member="s", key=b"", priority=0, lasting=False, end=lambda _: None)
     group.gathering.present.come(session, "g", replaced_before=False)
     group.ms += 100
     assert group.gathering.used_ms() == began + 800, "a member has a session, and need not say anything"

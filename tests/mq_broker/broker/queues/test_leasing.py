@@ -1,14 +1,13 @@
-"""Lease and Settle, asked of a broker in this process."""
+"""What a member is lent and settles, question by question, at a broker in this process."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from mq_broker.broker.host.shell import Shell
 from mq_protocol import mq_pb2 as pb
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import standalone, until
-from tests.mq_broker.broker.queues.members import Member, partition_of, queue, ranges
+from tests.mq_broker.broker.queues.members import Member, queue, ranges
 
 
 @virtual_time
@@ -35,24 +34,3 @@ async def test_records_are_lent_settled_and_not_lent_again_after_a_restart(tmp_p
         await member.ack(again.lease, 4, 1)
         await member.ack(rest.lease, 6, 4)
         assert (await member.lease(1, wait_ms=0)) == pb.LeaseResponse()
-
-
-@virtual_time
-async def test_a_member_settles_and_is_lent_what_comes_next_by_one_entry_and_with_its_rows(
-    tmp_path: Path, shells: list[Shell]
-) -> None:
-    async with queue(tmp_path, delivery_limit="0") as broker:
-        member = Member(broker)
-        first = await member.lease(2, rows_bytes_max=10_000)
-        [stored] = first.batches
-        assert (stored.base_offset, stored.record_count, stored.kept) == (0, 10, bytes([0b11, 0]))
-        assert len(first.payload) == stored.payload_bytes > 0
-        before = partition_of(shells).replica.last_index
-        ack = pb.SettleOne(lease=first.lease, ranges=[0, 2])
-        following = await member.lease(2, held=[first.lease], settles=[ack])
-        assert partition_of(shells).replica.last_index == before + 1
-        assert (ranges(following), list(following.answers)) == ([2, 2], [pb.SettleAnswer()])
-        assert (list(following.batches), following.payload) == ([], b""), "none are wanted"
-        again = await member.lease(2, held=[following.lease], settles=[ack])
-        assert (ranges(again), list(again.answers)) == ([4, 2], [pb.SettleAnswer()]), "asked again: the same answer"
-        assert partition_of(shells).replica.machine.work["g"].base == 2

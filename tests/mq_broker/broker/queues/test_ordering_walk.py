@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from mq_broker.broker.queues.group import gathering
-from mq_broker.broker.queues.group.requests import Asking, OwnSteps, Settling
+from mq_broker.broker.queues.group.requests import OwnSteps
 from mq_broker.broker.queues.policy import lending, ordering
 from mq_broker.broker.queues.policy.ordering import STAYS_MS
 from mq_broker.core.work.settling import Ack, Failed, Outcome, Rejected, Release
@@ -20,7 +20,7 @@ from mq_broker.core.work.state import NO_MARK
 from mq_broker.core.work.steps import Accept, Drop, LeaseId, Reason, Reset
 from mq_protocol.queues.settings import DeadLetter, Order
 from tests.coroutines import real_time
-from tests.mq_broker.broker.queues.partitions import Group, rounds
+from tests.mq_broker.broker.queues.partitions import Asked, Group, Settled, rounds
 
 MEMBERS = ("a", "b", "c")
 
@@ -103,7 +103,7 @@ class Walk:
         told = watching.answered.done() and watching.answered.result().ready
         assert told == any(expected), f"{member} is told ready={told}, and may have {expected}"
         if not told:
-            group.gathering.hurry(watching)
+            group.hurry(watching)
             await rounds()
         asking = group.ask(member, 1_000, held=frozenset(has), accept=accept)
         await rounds()
@@ -160,12 +160,12 @@ class Walk:
         await rounds()
         await self.hear(member, asking)
 
-    def asks(self, member: str, records_max: int, *, accept: bool = False) -> Asking:
+    def asks(self, member: str, records_max: int, *, accept: bool = False) -> Asked:
         return self.group.ask(member, records_max, held=frozenset(self.held[member]), accept=accept)
 
-    async def hear(self, member: str, asking: Asking) -> None:
+    async def hear(self, member: str, asking: Asked) -> None:
         if not asking.answered.done():
-            self.group.gathering.hurry(asking)
+            self.group.hurry(asking)
             await rounds()
         lent = asking.answered.result()
         for lease in lent.gone:
@@ -177,7 +177,7 @@ class Walk:
     async def settle(self, member: str) -> None:
         """Some of what it has, in any order, by one request or by several at once."""
         random, group = self.random, self.group
-        asked: list[Settling] = []
+        asked: list[Settled] = []
         for lease, offsets in list(self.held[member].items()):
             for offset in random.sample(sorted(offsets), random.randint(0, len(offsets))):
                 outcomes: tuple[Outcome, ...] = (Release(), Failed("no"), Failed("no", 0), Rejected("never"))

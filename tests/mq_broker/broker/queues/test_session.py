@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from mq_broker.broker.queues import session as session_module
 from mq_broker.broker.queues.group.requests import Lent
 from mq_broker.broker.queues.session import CreditHolds, Gone, Load, News, NumberedAnswer, Ready, Session
 from mq_broker.core.work.ranges import Ranges
-from mq_broker.core.work.settling import Ack, Settle
-from mq_broker.core.work.steps import LeaseId
+from mq_broker.core.work.settling import Ack, AckWithOutputs, Settle
+from mq_broker.core.work.steps import LeaseId, OutputLine
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import Overloaded
+from mq_protocol.errors import Overloaded, StagedBatchMissing
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import BYTES_PER_RECORD, EPOCH, Group, lease_of, rounds
 
@@ -214,3 +216,192 @@ async def test_leases_that_wait_to_be_compared_are_bounded(monkeypatch: pytest.M
     session = await opened(Group(10))
     with pytest.raises(Overloaded):
         session.check(LeaseId(EPOCH, entry, 0) for entry in range(1, 61))
+
+
+class _Staged:
+    """What an ack with outputs waits for, until the test says what came of it."""
+
+    def __init__(self) -> None:
+        self.known: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def __call__(self) -> None:
+        await self.known
+
+
+def ack_with_outputs(lease: LeaseId, offset: int, number: int = 1) -> Settle:
+    line = OutputLine("id", 0, (bytes(16),))
+    return Settle(lease, "a", ((offset, offset + 1),), AckWithOutputs((line,), number))
+
+
+def numbered(session: Session) -> list[tuple[int, type[BaseException] | None]]:
+    """The answers since the last call: of which settle, and the error."""
+    answers = [each for each in told(session) if isinstance(each, NumberedAnswer)]
+    return [(each.number, None if each.answer.error is None else type(each.answer.error)) for each in answers]
+
+
+@real_time
+async def test_nothing_waits_for_outputs_that_are_looked_for_but_the_next_ones() -> None:
+    group = Group(10)
+    session = await opened(group)
+    give(session, 5, watch=False)
+    await rounds()
+    [lease] = group.state.leases
+    told(session)
+    staged = _Staged()
+    [first] = acks(lease, ((1, 2),))
+    session.settle([ack_with_outputs(lease, 0), first], {0: staged})
+    session.settle([ack_with_outputs(lease, 2, number=2)], {0: _Staged()})
+    session.settle(acks(lease, ((3, 4),)))
+    await rounds()
+    assert numbered(session) == [(3, Overloaded), (2, None), (4, None)], "a number may not pass one that is refused"
+    staged.known.set_result(None)
+    await rounds()
+    assert numbered(session) == [(1, None)]
+    assert (group.state.totals.accepted, group.state.taken) == (3, {"a": 1})
+    again = _Staged()
+    again.known.set_result(None)
+    session.settle([ack_with_outputs(lease, 2, number=2)], {0: again})
+    await rounds()
+    assert (numbered(session), group.state.taken) == ([(5, None)], {"a": 2})
+
+
+@real_time
+async def test_outputs_that_are_refused_are_so_by_number_and_leave_their_records_with_the_member() -> None:
+    group = Group(10)
+    session = await opened(group)
+    give(session, 5, watch=False)
+    await rounds()
+    [lease] = group.state.leases
+    told(session)
+    staged = _Staged()
+    session.settle([ack_with_outputs(lease, 0)], {0: staged})
+    staged.known.set_exception(StagedBatchMissing("it is not there"))
+    await rounds()
+    assert numbered(session) == [(1, StagedBatchMissing)]
+    assert group.leased() == {"a": ((0, 5),)}
+    session.settle(acks(lease, ((0, 1),)))
+    await rounds()
+    assert numbered(session) == [(2, None)]
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@real_time
+async def test_outputs_that_are_looked_for_as_the_session_ends_are_not_published(clean: bool) -> None:
+    group, load = Group(10), Load()
+    session = await opened(group, load=load)
+    give(session, 5, watch=False)
+    await rounds()
+    [lease] = group.state.leases
+    staged = _Staged()
+    session.settle([ack_with_outputs(lease, 0)], {0: staged})
+    await rounds()
+    assert load.settles == 1
+    session.close(clean=clean)
+    await rounds()
+    assert staged.known.cancelled()
+    assert (load.settles, group.state.totals.accepted) == (0, 0)
+
+
+# ---------------------------------------------------------------- credit for once
+
+
+async def opened_lasting(group: Group, claims: dict[LeaseId, Ranges] | None = None) -> Session:
+    first = pb.WorkOpen(topic="t", group="g", member="a", member_key=b"k" * 16, lasting=True)
+    session = Session(1, group.led, first, claims or {}, pb.WorkTerms(), lambda *_: None, Load())
+    session.begin(group.gathering)
+    await rounds()
+    return session
+
+
+def ask_once(session: Session, records: int) -> None:
+    session.set_credit(pb.WorkCredit(records=records, once=True))
+
+
+def lent_once(session: Session) -> tuple[list[tuple[int, int]], int]:
+    """What it was lent by a credit for once, and the records of the credit."""
+    *before, holds = told(session)
+    assert isinstance(holds, CreditHolds)
+    return [(run.first, run.end) for news in before if isinstance(news, Lent) for run in news.runs], holds.records
+
+
+@real_time
+async def test_a_credit_for_once_is_void_once_something_was_lent_or_nothing_is_ready() -> None:
+    group = Group(4)
+    session = await opened(group)
+    ask_once(session, 3)
+    await rounds()
+    assert lent_once(session) == ([(0, 3)], 3)
+    ask_once(session, 9)
+    await rounds()
+    assert lent_once(session) == ([(3, 4)], 9)
+    group.led.append(2)
+    group.gathering.wake()
+    await rounds()
+    assert (told(session), group.leased()) == ([], {"a": ((0, 3), (3, 4))})
+    session.close(clean=True)
+    await rounds()
+    ask_once(other := await opened(Group(0)), 5)
+    await rounds()
+    assert lent_once(other) == ([], 5)
+
+
+@real_time
+async def test_what_a_credit_for_once_has_lent_is_told_before_it_is_said_to_be_void() -> None:
+    group = Group(4)
+    session = await opened(group)
+    told(session)
+    group.led.keeps_up = False
+    ask_once(session, 2)
+    await rounds()
+    assert told(session) == []
+    group.led.commit()
+    await rounds()
+    assert lent_once(session) == ([(0, 2)], 2)
+
+
+@real_time
+async def test_of_a_lasting_member_what_it_does_not_name_goes_back_with_its_first_credit_and_that_is_committed() -> (
+    None
+):
+    group = Group(9)
+    kept = await lease_of(group, "a", 3)
+    await lease_of(group, "a", 3, held=[kept])
+    session = await opened_lasting(group, {kept: ()})
+    session.settle(acks(kept, ((0, 1),)))
+    await rounds()
+    assert numbered(session) == [(1, None)]
+    assert group.leased() == {"a": ((1, 3), (3, 6))}, "nothing is returned by saying what became of records"
+    group.led.keeps_up = False
+    session.check([kept])
+    ask_once(session, 0)
+    await rounds()
+    assert told(session) == []
+    group.led.commit()
+    await rounds()
+    assert lent_once(session) == ([], 0)
+    assert group.leased() == {"a": ((1, 3),)}
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@real_time
+async def test_what_a_lasting_member_has_outlives_its_session(clean: bool) -> None:
+    group = Group(6, resume_ms=100)
+    session = await opened_lasting(group)
+    ask_once(session, 2)
+    await rounds()
+    [(lease, _)] = [(news.lease, news.runs) for news in told(session) if isinstance(news, Lent)]
+    assert lease is not None
+    session.close(clean=clean)
+    group.pass_ms(5_000)
+    await rounds()
+    assert group.leased() == {"a": ((0, 2),)}
+    again = await opened_lasting(group)
+    again.check([lease, UNKNOWN])
+    ask_once(again, 1)
+    await rounds()
+    gone, *_ = told(again)
+    assert gone == Gone((UNKNOWN,))
+    assert group.leased() == {"a": ((0, 2), (2, 3))}
+    group.pass_ms(60_000)
+    await rounds()
+    assert group.leased() == {}, "it has its lease's time"

@@ -171,7 +171,7 @@ async def test_a_deleted_group_ends_its_sessions(tmp_path: Path) -> None:
         (pb.SessionRequest(settles=[ack(pb.LeaseId(), 0, 0)]), "cannot be settled"),
         (pb.SessionRequest(settles=[ack(pb.LeaseId(), 0, 99)]), "beyond the end of the log"),
         (pb.SessionRequest(settles=[ack(pb.LeaseId(), *[1, 1] * 8_001)]), "at most 8000 ranges"),
-        (pb.SessionRequest(settles=[pb.SettleOne(ranges=[0, 1], number=1)]), "goes by Settle"),
+        (pb.SessionRequest(settles=[pb.SettleOne(ranges=[0, 1], number=1)]), "give both"),
         (pb.SessionRequest(terms=pb.WorkTerms(lease_ms=1)), "lease_ms of 1"),
         (pb.SessionRequest(terms=pb.WorkTerms(priority=32)), "priority 32"),
         (pb.SessionRequest(terms=pb.WorkTerms(filter="n >")), "filter"),

@@ -12,6 +12,7 @@ import pytest
 
 from mq_broker.broker.queues import sessions as sessions_module
 from mq_broker.broker.queues.asked import Asked
+from mq_broker.broker.queues.letters.outputs import Outputs
 from mq_broker.broker.queues.policy.declared import Queue
 from mq_broker.broker.queues.sessions import ANSWER_BYTES, Sessions
 from mq_broker.broker.queues.working import Working
@@ -42,7 +43,7 @@ class World:
         declared: Any = SimpleNamespace(find=lambda *_: queue, get=lambda *_: queue)
         topics: Any = SimpleNamespace(get=self._get)
         working = Working(shell, declared, lambda: 1)
-        self.sessions = Sessions(Asked(shell, topics, declared), working, self.held)
+        self.sessions = Sessions(Asked(shell, topics, declared), working, Outputs(topics, shell), self.held)
         self.reads, self.goes = asyncio.Event(), asyncio.Event()
         self.heard = 0
         self.sent: list[Envelope[pb.WorkHeader]] = []

@@ -127,14 +127,9 @@ class Gathering:
         return any(asking.has_room and not asking.filter for asking in self._asking.values())
 
     def ask(self, asking: Asking) -> None:
-        """Have it answered once something is lent, or there is something to tell. It takes the place of a request of
-        the same member, and of a session unless it is that one's."""
+        """Have it answered once something is lent, or there is something to tell."""
         self._used_ms = self._now_ms()
-        if not asking.of_session and asking.member in self.present:
-            self.present.take(asking.member)
-        former = self._asking.put(asking, self._queue())
-        if former is not None and not former.in_flight:
-            former.answer(Lent())
+        self._asking.put(asking)
         self.wake()
 
     def open_session(self, session: Session) -> None:
@@ -166,23 +161,12 @@ class Gathering:
     def leave(self, asking: Asking) -> None:
         """Nobody waits for it any more."""
         self._used_ms = self._now_ms()
-        if self._asking.break_off(asking) and asking.priority:
+        if self._asking.leave(asking) and asking.priority:
             self.wake()
-
-    def hurry(self, asking: Asking) -> None:
-        """Its time to wait is over: it is answered as soon as it was judged, behind what is on its way."""
-        asking.hurry = True
-        if asking.judged and not asking.in_flight:
-            self._asking.leave(asking)
-            if self._flights:
-                self._flights[-1].tell(asking, Lent())
-            else:
-                asking.answer(Lent())
 
     def settle(self, settling: Settling) -> None:
         self._used_ms = self._now_ms()
         self._unsettled.add(settling)
-        self._asking.heard_of(settling.items[0].member)
         if self._state is not None:
             self._holdings.members.heard_of(settling.items[0].member)
         self.wake()
@@ -257,8 +241,6 @@ class Gathering:
 
     def beat(self, now_ms: int) -> None:
         """Time has passed."""
-        for member in self.present.before_others():
-            self._asking.heard_of(member)
         known = self._state is not None and (self._holdings.due(now_ms) or self._policy.expires(now_ms))
         if known or self.present.due(now_ms):
             self.wake()
@@ -391,8 +373,9 @@ class Gathering:
             self._sendings.popleft().lost()
         for asking in self._asking.values():
             asking.note_judged()
-            if asking.hurry:
-                self.hurry(asking)
+            if asking.once:
+                self._asking.leave(asking)
+                asking.answer(Lent())
 
     def _were_judged(self, waited: Iterable[Asking], draft: Draft) -> None:
         """Those who are lent nothing by this draft wait on, unless they have waited long enough."""
@@ -402,7 +385,7 @@ class Gathering:
             looked = not asking.looking and asking.end <= self._policy.looked_to(asking.filter, end)
             if asking.reconciled and looked:
                 asking.note_judged()
-                if asking.hurry and not asking.in_flight:
+                if asking.once and not asking.in_flight:
                     self._asking.leave(asking)
                     draft.tell(asking, Lent())
 

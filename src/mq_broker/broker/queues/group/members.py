@@ -155,10 +155,10 @@ def replaced(member: str, group: str) -> MemberInUse:
 
 
 def taken(member: str) -> InvalidRequest:
-    """What the session of a process is told that has asked in another way since."""
+    """What the session of a process is told that has opened another one since."""
     return InvalidRequest(
-        f"member {quoted(member_shown(member))} has opened another session for this partition, or asks by Lease: a "
-        "member has one at a time"
+        f"member {quoted(member_shown(member))} has opened another session for this partition: a member has one at a "
+        "time"
     )
 
 

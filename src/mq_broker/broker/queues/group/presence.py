@@ -7,7 +7,6 @@ What is to become of the leases of others is said as requests to settle, which a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, Protocol
 
 from mq_broker.broker.queues.group.holdings import RETURNED_AT_ONCE, Holdings, tell_lost
@@ -29,10 +28,7 @@ class Session(Protocol):
 
     member: str
     key: bytes
-
-    @property
-    def priority(self) -> int:
-        """Of its member."""
+    lasting: bool
 
     def end(self, error: TritonMQError) -> None:
         """It is over, and its member is told why."""
@@ -63,16 +59,14 @@ class Presence:
         if former is not None:
             former.end(taken(session.member) if former.key == session.key else replaced(session.member, group))
 
-    def take(self, member: str) -> None:
-        """It asks in another way now: its session is over."""
-        self._here.pop(member).end(taken(member))
-
     def leave(self, session: Session, until_ms: int | None) -> bool:
         """It is over. Its member is waited for until then; None: it has closed it, and wants nothing of what it has.
-        Whether it was here."""
+        What a lasting one's has is left alone. Whether it was here."""
         if self._here.get(session.member) is not session:
             return False
         del self._here[session.member]
+        if session.lasting:
+            return True
         if until_ms is None:
             self._is_over(session.member, lost=False)
             return True
@@ -93,14 +87,10 @@ class Presence:
         self._broken.pop(member, None)
         self._over.pop(member, None)
 
-    def before_others(self) -> Iterable[str]:
-        """Members that are here, of a priority above the lowest."""
-        return [member for member, session in self._here.items() if session.priority]
-
     @property
     def keeps_time(self) -> bool:
         """Whether time means something here."""
-        return bool(self._broken) or any(session.priority for session in self._here.values())
+        return bool(self._broken)
 
     def slept(self, until_ms: int) -> None:
         """This leader stood still, so that nobody could come back: they are waited for until then."""

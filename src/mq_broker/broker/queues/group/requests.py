@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from mq_broker.core.work.ranges import Ranges
 from mq_broker.core.work.settling import Answer, SendDead, Settle
 from mq_broker.core.work.steps import LeaseId, Step
+from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
 from mq_protocol.queues.settings import Order
 
@@ -52,98 +54,77 @@ class Lent:
     bytes: int = 0
 
 
-_NOTHING: Final[Mapping[LeaseId, Ranges]] = {}
-
-
-class Asking:
+class Asking(ABC):
     """A member that wants to be lent records, or to know whether there are any (`records_max` 0). `held`: the leases
-    that it knows of, each with what it has of it, nothing for all. `filter_text`: what it is lent matches that; empty
-    for anything. `watches`: it has room for records, although it asks for none. `leaving`: it will ask no more. Owns
-    its answer."""
-
-    of_session = False
-    returns = True  # what it does not name
+    that it knows of, each with what it has of it, nothing for all. `filter`: what it is lent matches that; empty for
+    anything. `has_room`: for records, although it may ask for none. `returns`: what it does not name goes back. `once`:
+    it waits for nothing."""
 
     def __init__(
         self,
         member: str,
         key: bytes,
+        terms: pb.WorkTerms,
         records_max: int,
+        bytes_max: int,
+        held: Mapping[LeaseId, Ranges],
         *,
-        bytes_max: int = 0,
-        lease_ms: int = 0,
-        accept: bool = False,
-        held: Mapping[LeaseId, Ranges] = _NOTHING,
-        working: int = 1,
-        priority: int = 0,
-        watches: bool = False,
-        leaving: bool = False,
-        filter_text: str = "",
+        has_room: bool,
+        returns: bool,
+        once: bool,
     ) -> None:
         self.member = member
         self.key = key
         self.records_max = records_max
         self.bytes_max = bytes_max
-        self.lease_ms = lease_ms
-        self.accept = accept
+        self.lease_ms = terms.lease_ms
+        self.accept = terms.accept
+        self.working = terms.working
+        self.priority = terms.priority
+        self.filter = terms.filter
         self.held = held
-        self.working = working
-        self.priority = priority
-        self.leaving = leaving
-        self.filter = filter_text
-        self.has_room = bool(records_max) or watches
-        self.reconciled = False  # its other leases have gone back
+        self.has_room = has_room
+        self.returns = returns
+        self.once = once
+        self.reconciled = not (returns or held)  # its other leases have gone back
         self.in_flight = False  # its answer waits for an entry on its way; it does not wait to be lent anything more
-        self.judged = False  # once, at least
-        self.hurry = False  # it does not wait any more
         self.end = -1  # of the log, when it was first looked at
         self.looking = False  # there is more to look at for it, in another turn
-        self.answered: asyncio.Future[Lent] = asyncio.get_running_loop().create_future()
 
     def note_chosen(self, records: int, size: int) -> None:
         """An entry is on its way that lends it so many records and bytes: it is answered once that is committed."""
         self.in_flight = True
 
+    @abstractmethod
     def note_judged(self) -> None:
         """It was looked for what it may be lent, and there is nothing for now."""
-        self.judged = True
 
+    @abstractmethod
     def answer(self, lent: Lent) -> None:
-        if not self.answered.done():
-            self.answered.set_result(lent)
+        """What it is told."""
 
+    @abstractmethod
     def refuse(self, error: TritonMQError) -> None:
-        if not self.answered.done():
-            self.answered.set_exception(error)
+        """It is lent nothing, for this."""
 
 
-class Settling:
-    """A request to settle. Owns its answers, and which of its items were not judged yet (`todo`). `overtaken`: those of
-    them of which an earlier record is to be settled first, each with what of it is known to be lost."""
+class Settling(ABC):
+    """A request to settle. Owns which of its items were not judged yet (`todo`). `overtaken`: those of them of which an
+    earlier record is to be settled first, each with what of it is known to be lost."""
 
     def __init__(self, items: Sequence[Item]) -> None:
         self.items = list(items)
         self.overtaken: dict[int, Ranges] = {}
         self.todo = dict.fromkeys(range(len(items)))
-        self.answers: list[Answer | None] = [None] * len(items)
-        self._missing = len(items)
-        self.answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
 
+    @abstractmethod
     def answer(self, number: int, answer: Answer) -> None:
         """What became of one item, for good."""
-        self._missing -= self.answers[number] is None
-        self.answers[number] = answer
-        if not self._missing and not self.answered.done():
-            self.answered.set_result([each for each in self.answers if each is not None])
 
     def refuse(self, error: TritonMQError) -> None:
         """What was not judged yet is not done."""
-        if len(self.todo) == len(self.items):
-            if not self.answered.done():
-                self.answered.set_exception(error)
-        else:
-            for number in self.todo:
-                self.answer(number, Answer(error=error))
+        for number in list(self.todo):
+            self.answer(number, Answer(error=error))
         self.todo.clear()
 
 

@@ -35,7 +35,6 @@ def lent_to_wire(lent: Lent, number: int) -> pb.LeaseResponse:
         number=number,
         order=_ORDERS[lent.order],
         order_by=lent.order_by,
-        gone=map(lease_to_wire, lent.gone),
     )
     if lent.lease is not None:
         response.lease.CopyFrom(lease_to_wire(lent.lease))

@@ -1,10 +1,9 @@
 """Who waits to be lent records of one queue group in one partition, and whose turn it is by the priority of members.
 
 While a member of a higher priority is there, lower ones are lent nothing; with `spill`, while one has room for more.
-Members only ask, so that one is there is known from what it asks: for a lease's time since the last of it, so that one
-that has died does not keep others from working for longer. That is this leader's own knowledge. A later leader begins
-without: until a member asks there, lower ones may be lent something. Nobody waits for a member with a filter of its
-own: what others could work on may not be for it.
+One is there from what it asks first until its session is over, and if that broke for a moment longer. That is this
+leader's own knowledge. A later leader begins without: until a member asks there, lower ones may be lent something.
+Nobody waits for a member with a filter of its own: what others could work on may not be for it.
 """
 
 from __future__ import annotations
@@ -15,30 +14,24 @@ from dataclasses import dataclass
 from typing import Final
 
 from mq_broker.broker.queues.group.requests import Asking
-from mq_broker.broker.queues.policy.declared import Queue
-
-PRESENT_MS_MIN: Final = 10_000
-"""For so long at least a member is there since it was heard of: one that waits for others to be worked on says so every
-few seconds."""
 
 BROKEN_OFF_MS: Final = 3_000
-"""For so long a member is there whose request was broken off, and that did not say that it leaves."""
+"""For so long a member is there whose session broke."""
 
 BETWEEN_MS: Final = 250
 """For so long a member that was told something, and has room for more, is waited for until it asks again."""
 
 KNOWN_MAX: Final = 10_000
-"""Members of a higher priority than the lowest that are remembered, those heard of last."""
+"""Members of a higher priority than the lowest that are remembered, those that asked last."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """A member above the lowest priority. `until_ms`: when it counts as gone, `asks_until_ms`: when it is not waited
-    for to ask again, unless it is heard of before."""
+    """A member above the lowest priority. `until_ms`: when it counts as gone, None while it has a session;
+    `asks_until_ms`: when it is not waited for to ask again."""
 
     priority: int
-    window_ms: int
-    until_ms: int
+    until_ms: int | None = None
     asks_until_ms: int = 0
 
 
@@ -69,19 +62,15 @@ class Waiting:
         """Whether this request waits still."""
         return self._asking.get(asking.member) is asking
 
-    def put(self, asking: Asking, queue: Queue | None) -> Asking | None:
-        """It waits from now on. `queue`: the group's declaration. The request of the same member whose place it
-        takes."""
-        former = self._asking.pop(asking.member, None)
+    def put(self, asking: Asking) -> None:
+        """It waits from now on, in the place of what the member asked before."""
+        self._asking.pop(asking.member, None)
         self._asking[asking.member] = asking
         self._known.pop(asking.member, None)
-        if asking.priority and not asking.leaving and not asking.filter:
-            lease_ms = asking.lease_ms or (queue.settings.lease_ms if queue is not None else 0)
-            window_ms = max(lease_ms, PRESENT_MS_MIN)
-            self._known[asking.member] = _Known(asking.priority, window_ms, self._now_ms() + window_ms)
+        if asking.priority and not asking.filter:
+            self._known[asking.member] = _Known(asking.priority)
             if len(self._known) > KNOWN_MAX:
                 self._known.popitem(last=False)
-        return former
 
     def leave(self, asking: Asking) -> bool:
         """It has its answer, or is about to. Whether it had waited."""
@@ -93,34 +82,17 @@ class Waiting:
             known.asks_until_ms = self._now_ms() + BETWEEN_MS
         return True
 
-    def break_off(self, asking: Asking) -> bool:
-        """Nobody waits for its answer any more. Whether it had waited."""
-        if not self.leave(asking):
-            return False
-        known = self._known.get(asking.member)
-        if known is not None:
-            known.until_ms = min(known.until_ms, self._now_ms() + BROKEN_OFF_MS)
-        return True
-
     def part(self, member: str, *, clean: bool) -> None:
         """Its session is over; `clean`: by its own word."""
         known = self._known.get(member)
         if known is not None:
-            known.until_ms = min(known.until_ms, self._now_ms() + (0 if clean else BROKEN_OFF_MS))
+            known.until_ms = self._now_ms() + (0 if clean else BROKEN_OFF_MS)
 
     def lent(self, asking: Asking, records: int) -> None:
         """So many of what it asked for. Who was lent less has room for more."""
-        self.heard_of(asking.member)
         known = self._known.get(asking.member)
         if known is not None:
             known.asks_until_ms = 0 if records >= asking.records_max else self._now_ms() + BETWEEN_MS
-
-    def heard_of(self, member: str) -> None:
-        """It settles or extends something."""
-        known = self._known.get(member)
-        if known is not None:
-            known.until_ms = self._now_ms() + known.window_ms
-            self._known.move_to_end(member)
 
     def clear(self) -> None:
         self._asking.clear()
@@ -135,9 +107,9 @@ class Waiting:
         if not self._known:
             return self.values()
         now_ms = self._now_ms()
-        for member in [member for member, known in self._known.items() if known.until_ms <= now_ms]:
-            if member not in self._asking:
-                del self._known[member]
+        over = [name for name, known in self._known.items() if known.until_ms is not None and known.until_ms <= now_ms]
+        for member in over:
+            del self._known[member]
         for priority, until_ms in self._before(spill, full, now_ms):
             if priority > self._floor:
                 self._floor, self._again_ms = priority, until_ms

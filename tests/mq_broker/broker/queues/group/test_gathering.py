@@ -216,7 +216,7 @@ async def test_an_idle_queue_writes_nothing() -> None:
     for _ in range(3):
         asking = group.ask("a", 5)
         await rounds()
-        group.gathering.hurry(asking)
+        group.hurry(asking)
         await rounds()
         assert asking.answered.result() == Lent()
     assert not group.led.proposed

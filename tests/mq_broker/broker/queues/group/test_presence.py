@@ -19,7 +19,7 @@ PIECES = 3
 class Here:
     """The session of a member."""
 
-    key, priority = b"k" * 16, 0
+    key, priority, lasting = b"k" * 16, 0, False
 
     def __init__(self, member: str) -> None:
         self.member = member

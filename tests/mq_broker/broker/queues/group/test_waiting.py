@@ -7,16 +7,27 @@ import asyncio
 import pytest
 
 from mq_broker.broker.queues.group import waiting
-from mq_broker.broker.queues.group.requests import Asking
-from mq_broker.broker.queues.group.waiting import BETWEEN_MS, BROKEN_OFF_MS
-from mq_broker.core.work.settling import Ack, Failed
+from mq_broker.broker.queues.group.waiting import BETWEEN_MS
+from mq_broker.broker.queues.session import Load, Session
+from mq_broker.core.work.settling import Failed
+from mq_protocol import mq_pb2 as pb
 from mq_protocol.queues.settings import Order
 from tests.coroutines import real_time
-from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds
+from tests.mq_broker.broker.queues.partitions import Asked, Group, lease_of, offsets, rounds
 
 
-def watch(group: Group, member: str, priority: int) -> Asking:
+def watch(group: Group, member: str, priority: int) -> Asked:
     return group.ask(member, 0, priority=priority, watches=True)
+
+
+async def opened(group: Group, records: int) -> Session:
+    """Of member `high`, which is lent so many records and has no further credit."""
+    first = pb.WorkOpen(topic="t", group="g", member="high", member_key=b"k" * 16)
+    session = Session(1, group.led, first, {}, pb.WorkTerms(priority=1), lambda *_: None, Load())
+    session.begin(group.gathering)
+    session.set_credit(pb.WorkCredit(records=records))
+    await rounds()
+    return session
 
 
 @real_time
@@ -44,7 +55,7 @@ async def test_a_lower_one_stands_by_while_a_higher_one_works() -> None:
     low = group.ask("low", 5)
     await rounds()
     assert (offsets(high), low.answered.done()) == ([(0, 2)], False)
-    group.gathering.hurry(low)
+    group.hurry(low)
     await rounds()
     assert low.answered.result().runs == ()
 
@@ -103,7 +114,7 @@ async def test_with_spill_nobody_waits_for_one_that_has_its_last_try_of_a_record
 @real_time
 async def test_nobody_waits_for_a_higher_one_with_a_filter() -> None:
     group = Group(4)
-    group.ask("high", 5, priority=1, filter_text="n > 5")  # nothing is read, so it is lent nothing
+    group.ask("high", 5, priority=1, filter="n > 5")  # nothing is read, so it is lent nothing
     low = group.ask("low", 5)
     await rounds()
     assert offsets(low) == [(0, 4)]
@@ -119,75 +130,34 @@ async def test_with_spill_who_only_says_that_it_is_there_keeps_nobody_waiting() 
 
 
 @real_time
-async def test_nobody_waits_for_a_dead_one_for_longer_than_a_lease() -> None:
+async def test_one_that_has_a_session_is_there_though_it_asks_for_nothing() -> None:
     group = Group(10, lease_ms=20_000)
-    group.ask("high", 2, priority=1)
-    await rounds()
+    high = await opened(group, 2)
     low = group.ask("low", 10)
-    group.pass_ms(19_999)
+    group.pass_ms(15_000)
     group.gathering.wake()
     await rounds()
-    assert not low.answered.done()
-    group.pass_ms(1)
-    group.gathering.wake()
+    assert (group.leased(), low.answered.done()) == ({"high": ((0, 2),)}, False)
+    high.close(clean=True)
     await rounds()
-    assert offsets(low) == [(2, 10)]
+    assert offsets(low) == [(0, 2), (2, 10)], "what it had, too"
 
 
 @real_time
-async def test_the_leader_looks_again_by_itself_when_a_dead_one_is_over() -> None:
+async def test_one_whose_session_broke_is_waited_for_a_moment_and_the_leader_looks_again_by_itself() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waiting, "PRESENT_MS_MIN", 30)
-        group = Group(10, lease_ms=30)
-        group.ask("high", 2, priority=1)
-        await rounds()
+        patch.setattr(waiting, "BROKEN_OFF_MS", 30)
+        group = Group(10)
+        high = await opened(group, 2)
         low = group.ask("low", 10)
         await rounds()
+        high.close(clean=False)
+        await rounds()
+        assert not low.answered.done()
     group.ms += 30  # nobody wakes it
     async with asyncio.timeout(5):
         await low.answered
     assert offsets(low) == [(2, 10)]
-
-
-@real_time
-async def test_who_settles_is_there() -> None:
-    group = Group(10, lease_ms=20_000)
-    lease = (await group.ask("high", 2, priority=1).answered).lease
-    low = group.ask("low", 10)
-    group.pass_ms(15_000)
-    group.outcome(Ack(), "high", lease, (0, 1))
-    await rounds()
-    group.pass_ms(6_000)
-    group.gathering.wake()
-    await rounds()
-    assert not low.answered.done()
-
-
-@real_time
-async def test_one_whose_request_is_broken_off_is_waited_for_a_moment() -> None:
-    group = Group(0)
-    high, low = watch(group, "high", 1), group.ask("low", 10)
-    await rounds()
-    group.led.append(5)
-    group.gathering.leave(high)
-    await rounds()
-    assert not low.answered.done()
-    group.pass_ms(BROKEN_OFF_MS)
-    group.gathering.wake()
-    await rounds()
-    assert offsets(low) == [(0, 5)]
-
-
-@real_time
-async def test_who_leaves_is_not_waited_for() -> None:
-    group = Group(10)
-    await group.ask("high", 2, priority=1).answered
-    low = group.ask("low", 10)
-    await rounds()
-    assert not low.answered.done()
-    group.gathering.hurry(group.ask("high", 0, priority=1, leaving=True))
-    await rounds()
-    assert offsets(low) == [(0, 2), (2, 10)], "what it had, and did not name, too"
 
 
 @real_time

@@ -116,7 +116,7 @@ async def test_in_an_order_nothing_is_lent_while_letters_of_what_is_too_old_are_
     await rounds()
     taken = group.gathering.take_doomed(9, Reason.EXPIRED)
     asking, hurried = group.ask("a", 100), group.ask("b", 1)
-    group.gathering.hurry(hurried)
+    group.hurry(hurried)
     await rounds()
     assert (asking.answered.done(), offsets(hurried)) == (False, [])
     group.gathering.add(OwnSteps(1, (Park(((0, 2),)), Drop(((2, 5),), Reason.PURGED))))

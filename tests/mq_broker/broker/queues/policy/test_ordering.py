@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from mq_broker.broker.queues.group import unsettled
-from mq_broker.broker.queues.group.requests import Asking, Extend, OwnSteps
+from mq_broker.broker.queues.group.requests import Extend, OwnSteps
 from mq_broker.broker.queues.policy.ordering import HELD_MAX, LOOK_AHEAD_MAX, READ_AT_ONCE, STAYS_MS
 from mq_broker.core.work.settling import Ack, AckWithOutputs, Answer, Failed, Outcome, Rejected, Release
 from mq_broker.core.work.steps import Drop, LeaseId, OutputLine, Reason
 from mq_protocol.errors import OutOfOrder
 from mq_protocol.queues.settings import DeadLetter, Order
 from tests.coroutines import real_time
-from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds
+from tests.mq_broker.broker.queues.partitions import Asked, Group, offsets, rounds
 
 
 def by_key(keys: str, **settings: Any) -> Group:
@@ -26,7 +26,7 @@ def all_in_order(records: int = 10, **settings: Any) -> Group:
     return Group(records, order=Order.ALL, **settings)
 
 
-async def ask(group: Group, member: str, records_max: int = 10, **fields: Any) -> Asking:
+async def ask(group: Group, member: str, records_max: int = 10, **fields: Any) -> Asked:
     """It names all leases that it has."""
     held = frozenset(lease for lease, each in group.state.leases.items() if each.member == member)
     asking = group.ask(member, records_max, held=held, **fields)

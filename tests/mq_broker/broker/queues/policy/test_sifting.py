@@ -51,7 +51,7 @@ class Group(Unfiltered):
 @real_time
 async def test_a_member_is_lent_what_matches_and_others_the_rest() -> None:
     group = Group(10)
-    one = group.ask("a", 100, filter_text="even")
+    one = group.ask("a", 100, filter="even")
     await rounds()
     assert offsets(one) == [(o, o + 1) for o in range(0, 10, 2)]
     other = group.ask("b", 100)
@@ -65,7 +65,7 @@ async def test_members_whose_filters_overlap_all_get_on() -> None:
     lent = dict.fromkeys(("even", "third", "all", ""), 0)
     held: dict[str, list[Any]] = {name: [] for name in lent}
     for _ in range(40):
-        asked = {name: group.ask(name or "any", 10, filter_text=name, held=frozenset(held[name])) for name in lent}
+        asked = {name: group.ask(name or "any", 10, filter=name, held=frozenset(held[name])) for name in lent}
         await rounds()
         for name, asking in asked.items():
             if asking.answered.done():
@@ -113,8 +113,8 @@ async def test_who_does_not_wait_is_told_nothing_before_all_was_looked_at() -> N
             group = Group(records)
             last = records - 1_000
             group.led.apply("g", 1, Drop(tuple((o, o + 1) for o in range(0, last, 2)), Reason.PURGED))
-            asking = group.ask("a", 1, filter_text="even")
-            group.gathering.hurry(asking)
+            asking = group.ask("a", 1, filter="even")
+            group.hurry(asking)
             await rounds()
             assert offsets(asking) == [(last, last + 1)]
 
