@@ -3619,7 +3619,7 @@ type FetchRequest struct {
 	ChunkBytesMax uint32                 `protobuf:"varint,6,opt,name=chunk_bytes_max,json=chunkBytesMax,proto3" json:"chunk_bytes_max,omitempty"` // stored batches that fit share one answer
 	Columns       []string               `protobuf:"bytes,7,rep,name=columns,proto3" json:"columns,omitempty"`                                     // only these, in this order, when `project`
 	Project       bool                   `protobuf:"varint,8,opt,name=project,proto3" json:"project,omitempty"`
-	Filter        string                 `protobuf:"bytes,9,opt,name=filter,proto3" json:"filter,omitempty"`                   // only rows for which it holds (mq_protocol/row_filter.py); empty: all
+	Filter        string                 `protobuf:"bytes,9,opt,name=filter,proto3" json:"filter,omitempty"`                   // only rows for which it holds (mq_protocol/sql/row_filter.py); empty: all
 	TopicId       string                 `protobuf:"bytes,10,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"` // if given: not another topic that has been made under that name since
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5622,209 +5622,25 @@ func (x *LeaseId) GetStep() uint32 {
 	return 0
 }
 
-// Asked of a partition's leader. A member asks one at a time for each partition.
-type LeaseRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	Partition     int32                  `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
-	Group         string                 `protobuf:"bytes,3,opt,name=group,proto3" json:"group,omitempty"`
-	TopicId       string                 `protobuf:"bytes,4,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
-	Member        string                 `protobuf:"bytes,5,opt,name=member,proto3" json:"member,omitempty"`
-	MemberKey     []byte                 `protobuf:"bytes,6,opt,name=member_key,json=memberKey,proto3" json:"member_key,omitempty"`              // random, 16 to 64 bytes: another key under a member's name is a process that took its place
-	RecordsMax    uint32                 `protobuf:"varint,7,opt,name=records_max,json=recordsMax,proto3" json:"records_max,omitempty"`          // 0: lend nothing; answer as soon as something is ready
-	BytesMax      uint64                 `protobuf:"varint,8,opt,name=bytes_max,json=bytesMax,proto3" json:"bytes_max,omitempty"`                // 0: no bound. One record may pass it
-	WaitMs        uint32                 `protobuf:"varint,9,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`                      // how long to wait for something to lend
-	LeaseMs       uint32                 `protobuf:"varint,10,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`                  // 0: as the group says
-	Accept        bool                   `protobuf:"varint,11,opt,name=accept,proto3" json:"accept,omitempty"`                                   // settled by being lent: delivered at most once
-	Held          []*LeaseId             `protobuf:"bytes,12,rep,name=held,proto3" json:"held,omitempty"`                                        // every lease of this partition that the member knows of: its others go back
-	Working       uint32                 `protobuf:"varint,13,opt,name=working,proto3" json:"working,omitempty"`                                 // of a process that took a member's place: so many records, the first ones, it may have died of
-	Settles       []*SettleOne           `protobuf:"bytes,14,rep,name=settles,proto3" json:"settles,omitempty"`                                  // judged before anything is lent, by the same entry if it has room; then nothing is waited for. No outputs, no EXTEND
-	RowsBytesMax  uint32                 `protobuf:"varint,15,opt,name=rows_bytes_max,json=rowsBytesMax,proto3" json:"rows_bytes_max,omitempty"` // above 0: with the rows of what is lent, if they take no more
-	Priority      uint32                 `protobuf:"varint,16,opt,name=priority,proto3" json:"priority,omitempty"`                               // 0 to 31: members of a higher one go before
-	Leaving       bool                   `protobuf:"varint,17,opt,name=leaving,proto3" json:"leaving,omitempty"`                                 // it asks no more
-	Filter        string                 `protobuf:"bytes,18,opt,name=filter,proto3" json:"filter,omitempty"`                                    // lent are records that match; empty: any. With order=none only
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *LeaseRequest) Reset() {
-	*x = LeaseRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[73]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *LeaseRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*LeaseRequest) ProtoMessage() {}
-
-func (x *LeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[73]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use LeaseRequest.ProtoReflect.Descriptor instead.
-func (*LeaseRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{73}
-}
-
-func (x *LeaseRequest) GetTopic() string {
-	if x != nil {
-		return x.Topic
-	}
-	return ""
-}
-
-func (x *LeaseRequest) GetPartition() int32 {
-	if x != nil {
-		return x.Partition
-	}
-	return 0
-}
-
-func (x *LeaseRequest) GetGroup() string {
-	if x != nil {
-		return x.Group
-	}
-	return ""
-}
-
-func (x *LeaseRequest) GetTopicId() string {
-	if x != nil {
-		return x.TopicId
-	}
-	return ""
-}
-
-func (x *LeaseRequest) GetMember() string {
-	if x != nil {
-		return x.Member
-	}
-	return ""
-}
-
-func (x *LeaseRequest) GetMemberKey() []byte {
-	if x != nil {
-		return x.MemberKey
-	}
-	return nil
-}
-
-func (x *LeaseRequest) GetRecordsMax() uint32 {
-	if x != nil {
-		return x.RecordsMax
-	}
-	return 0
-}
-
-func (x *LeaseRequest) GetBytesMax() uint64 {
-	if x != nil {
-		return x.BytesMax
-	}
-	return 0
-}
-
-func (x *LeaseRequest) GetWaitMs() uint32 {
-	if x != nil {
-		return x.WaitMs
-	}
-	return 0
-}
-
-func (x *LeaseRequest) GetLeaseMs() uint32 {
-	if x != nil {
-		return x.LeaseMs
-	}
-	return 0
-}
-
-func (x *LeaseRequest) GetAccept() bool {
-	if x != nil {
-		return x.Accept
-	}
-	return false
-}
-
-func (x *LeaseRequest) GetHeld() []*LeaseId {
-	if x != nil {
-		return x.Held
-	}
-	return nil
-}
-
-func (x *LeaseRequest) GetWorking() uint32 {
-	if x != nil {
-		return x.Working
-	}
-	return 0
-}
-
-func (x *LeaseRequest) GetSettles() []*SettleOne {
-	if x != nil {
-		return x.Settles
-	}
-	return nil
-}
-
-func (x *LeaseRequest) GetRowsBytesMax() uint32 {
-	if x != nil {
-		return x.RowsBytesMax
-	}
-	return 0
-}
-
-func (x *LeaseRequest) GetPriority() uint32 {
-	if x != nil {
-		return x.Priority
-	}
-	return 0
-}
-
-func (x *LeaseRequest) GetLeaving() bool {
-	if x != nil {
-		return x.Leaving
-	}
-	return false
-}
-
-func (x *LeaseRequest) GetFilter() string {
-	if x != nil {
-		return x.Filter
-	}
-	return ""
-}
-
 type LeaseResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Lease         *LeaseId               `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`                   // none: nothing was lent
+	Lease         *LeaseId               `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
 	Ranges        []uint64               `protobuf:"varint,2,rep,packed,name=ranges,proto3" json:"ranges,omitempty"`         // what was lent. Records of one range were lent and failed equally often
 	Deliveries    []uint32               `protobuf:"varint,3,rep,packed,name=deliveries,proto3" json:"deliveries,omitempty"` // one for each range, this one included
 	Failures      []uint32               `protobuf:"varint,4,rep,packed,name=failures,proto3" json:"failures,omitempty"`
 	LeaseMs       uint32                 `protobuf:"varint,5,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`          // for so long from now, unless it is extended
 	Ready         bool                   `protobuf:"varint,6,opt,name=ready,proto3" json:"ready,omitempty"`                             // more is ready
-	Gone          []*LeaseId             `protobuf:"bytes,7,rep,name=gone,proto3" json:"gone,omitempty"`                                // of those held: none of their records is the member's any more
-	Number        uint64                 `protobuf:"varint,8,opt,name=number,proto3" json:"number,omitempty"`                           // of the member's last ack with outputs, whichever process sent it: the next one is higher
-	Order         QueueOrder             `protobuf:"varint,9,opt,name=order,proto3,enum=tritonmq.v1.QueueOrder" json:"order,omitempty"` // of a lease: which of its records are worked on one after another
-	OrderBy       string                 `protobuf:"bytes,10,opt,name=order_by,json=orderBy,proto3" json:"order_by,omitempty"`          // the column that has the keys; empty: the record's key
-	Answers       []*SettleAnswer        `protobuf:"bytes,11,rep,name=answers,proto3" json:"answers,omitempty"`                         // one for each settle, in order, once it is committed
-	Batches       []*StoredBatch         `protobuf:"bytes,12,rep,name=batches,proto3" json:"batches,omitempty"`                         // all rows of what was lent, in order; none: fetch them. With "kept": those that were lent, and no others
-	Payload       []byte                 `protobuf:"bytes,13,opt,name=payload,proto3" json:"payload,omitempty"`                         // of the batches
+	Number        uint64                 `protobuf:"varint,7,opt,name=number,proto3" json:"number,omitempty"`                           // of the member's last ack with outputs, whichever process sent it: the next one is higher
+	Order         QueueOrder             `protobuf:"varint,8,opt,name=order,proto3,enum=tritonmq.v1.QueueOrder" json:"order,omitempty"` // of a lease: which of its records are worked on one after another
+	OrderBy       string                 `protobuf:"bytes,9,opt,name=order_by,json=orderBy,proto3" json:"order_by,omitempty"`           // the column that has the keys; empty: the record's key
+	Batches       []*StoredBatch         `protobuf:"bytes,10,rep,name=batches,proto3" json:"batches,omitempty"`                         // all rows of what was lent, in order; none: fetch them. With "kept": those that were lent, and no others
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LeaseResponse) Reset() {
 	*x = LeaseResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[74]
+	mi := &file_mq_protocol_mq_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5836,7 +5652,7 @@ func (x *LeaseResponse) String() string {
 func (*LeaseResponse) ProtoMessage() {}
 
 func (x *LeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[74]
+	mi := &file_mq_protocol_mq_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5849,7 +5665,7 @@ func (x *LeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseResponse.ProtoReflect.Descriptor instead.
 func (*LeaseResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{74}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *LeaseResponse) GetLease() *LeaseId {
@@ -5894,13 +5710,6 @@ func (x *LeaseResponse) GetReady() bool {
 	return false
 }
 
-func (x *LeaseResponse) GetGone() []*LeaseId {
-	if x != nil {
-		return x.Gone
-	}
-	return nil
-}
-
 func (x *LeaseResponse) GetNumber() uint64 {
 	if x != nil {
 		return x.Number
@@ -5922,23 +5731,9 @@ func (x *LeaseResponse) GetOrderBy() string {
 	return ""
 }
 
-func (x *LeaseResponse) GetAnswers() []*SettleAnswer {
-	if x != nil {
-		return x.Answers
-	}
-	return nil
-}
-
 func (x *LeaseResponse) GetBatches() []*StoredBatch {
 	if x != nil {
 		return x.Batches
-	}
-	return nil
-}
-
-func (x *LeaseResponse) GetPayload() []byte {
-	if x != nil {
-		return x.Payload
 	}
 	return nil
 }
@@ -5958,7 +5753,7 @@ type SettleOne struct {
 
 func (x *SettleOne) Reset() {
 	*x = SettleOne{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[75]
+	mi := &file_mq_protocol_mq_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5970,7 +5765,7 @@ func (x *SettleOne) String() string {
 func (*SettleOne) ProtoMessage() {}
 
 func (x *SettleOne) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[75]
+	mi := &file_mq_protocol_mq_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5983,7 +5778,7 @@ func (x *SettleOne) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleOne.ProtoReflect.Descriptor instead.
 func (*SettleOne) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{75}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *SettleOne) GetLease() *LeaseId {
@@ -6035,98 +5830,6 @@ func (x *SettleOne) GetNumber() uint64 {
 	return 0
 }
 
-type SettleRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	Partition     int32                  `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
-	Group         string                 `protobuf:"bytes,3,opt,name=group,proto3" json:"group,omitempty"`
-	TopicId       string                 `protobuf:"bytes,4,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
-	Member        string                 `protobuf:"bytes,5,opt,name=member,proto3" json:"member,omitempty"`
-	Settles       []*SettleOne           `protobuf:"bytes,6,rep,name=settles,proto3" json:"settles,omitempty"`
-	TimeoutMs     uint32                 `protobuf:"varint,7,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SettleRequest) Reset() {
-	*x = SettleRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[76]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SettleRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SettleRequest) ProtoMessage() {}
-
-func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[76]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
-func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{76}
-}
-
-func (x *SettleRequest) GetTopic() string {
-	if x != nil {
-		return x.Topic
-	}
-	return ""
-}
-
-func (x *SettleRequest) GetPartition() int32 {
-	if x != nil {
-		return x.Partition
-	}
-	return 0
-}
-
-func (x *SettleRequest) GetGroup() string {
-	if x != nil {
-		return x.Group
-	}
-	return ""
-}
-
-func (x *SettleRequest) GetTopicId() string {
-	if x != nil {
-		return x.TopicId
-	}
-	return ""
-}
-
-func (x *SettleRequest) GetMember() string {
-	if x != nil {
-		return x.Member
-	}
-	return ""
-}
-
-func (x *SettleRequest) GetSettles() []*SettleOne {
-	if x != nil {
-		return x.Settles
-	}
-	return nil
-}
-
-func (x *SettleRequest) GetTimeoutMs() uint32 {
-	if x != nil {
-		return x.TimeoutMs
-	}
-	return 0
-}
-
 type SettleAnswer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Error         *Error                 `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"`       // nothing of it was done
@@ -6138,7 +5841,7 @@ type SettleAnswer struct {
 
 func (x *SettleAnswer) Reset() {
 	*x = SettleAnswer{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[77]
+	mi := &file_mq_protocol_mq_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6150,7 +5853,7 @@ func (x *SettleAnswer) String() string {
 func (*SettleAnswer) ProtoMessage() {}
 
 func (x *SettleAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[77]
+	mi := &file_mq_protocol_mq_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6163,7 +5866,7 @@ func (x *SettleAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleAnswer.ProtoReflect.Descriptor instead.
 func (*SettleAnswer) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{77}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *SettleAnswer) GetError() *Error {
@@ -6197,7 +5900,7 @@ type PulledRecords struct {
 
 func (x *PulledRecords) Reset() {
 	*x = PulledRecords{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[78]
+	mi := &file_mq_protocol_mq_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6209,7 +5912,7 @@ func (x *PulledRecords) String() string {
 func (*PulledRecords) ProtoMessage() {}
 
 func (x *PulledRecords) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[78]
+	mi := &file_mq_protocol_mq_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6222,7 +5925,7 @@ func (x *PulledRecords) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PulledRecords.ProtoReflect.Descriptor instead.
 func (*PulledRecords) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{78}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PulledRecords) GetLease() *LeaseId {
@@ -6239,50 +5942,6 @@ func (x *PulledRecords) GetRanges() []uint64 {
 	return nil
 }
 
-type SettleResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Answers       []*SettleAnswer        `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SettleResponse) Reset() {
-	*x = SettleResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[79]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SettleResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SettleResponse) ProtoMessage() {}
-
-func (x *SettleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[79]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SettleResponse.ProtoReflect.Descriptor instead.
-func (*SettleResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{79}
-}
-
-func (x *SettleResponse) GetAnswers() []*SettleAnswer {
-	if x != nil {
-		return x.Answers
-	}
-	return nil
-}
-
 // A stream of sessions: one for each member and partition that the broker leads. Who has one is pushed its records. What
 // breaks the stream ends them all; opened anew in time, at the same leader or another, nothing is delivered again.
 type WorkRequest struct {
@@ -6294,7 +5953,7 @@ type WorkRequest struct {
 
 func (x *WorkRequest) Reset() {
 	*x = WorkRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[80]
+	mi := &file_mq_protocol_mq_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6306,7 +5965,7 @@ func (x *WorkRequest) String() string {
 func (*WorkRequest) ProtoMessage() {}
 
 func (x *WorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[80]
+	mi := &file_mq_protocol_mq_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6319,7 +5978,7 @@ func (x *WorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkRequest.ProtoReflect.Descriptor instead.
 func (*WorkRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{80}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *WorkRequest) GetSessions() []*SessionRequest {
@@ -6335,16 +5994,16 @@ type SessionRequest struct {
 	Open          *WorkOpen              `protobuf:"bytes,2,opt,name=open,proto3" json:"open,omitempty"`        // first, once
 	Terms         *WorkTerms             `protobuf:"bytes,3,opt,name=terms,proto3" json:"terms,omitempty"`      // with open, and whenever they change
 	Credit        *WorkCredit            `protobuf:"bytes,4,opt,name=credit,proto3" json:"credit,omitempty"`
-	Settles       []*SettleOne           `protobuf:"bytes,5,rep,name=settles,proto3" json:"settles,omitempty"` // numbered from 1 on in the session. EXTEND among them; no outputs: those go by Settle
+	Settles       []*SettleOne           `protobuf:"bytes,5,rep,name=settles,proto3" json:"settles,omitempty"` // numbered from 1 on in the session. EXTEND among them. One ack with outputs at a time
 	Close         bool                   `protobuf:"varint,6,opt,name=close,proto3" json:"close,omitempty"`    // its leases go back, uncharged. Nothing more is said of it
-	Check         []*LeaseId             `protobuf:"bytes,7,rep,name=check,proto3" json:"check,omitempty"`     // the member is told which of these are gone
+	Check         []*LeaseId             `protobuf:"bytes,7,rep,name=check,proto3" json:"check,omitempty"`     // named before the credit: the member is told which of these are gone
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SessionRequest) Reset() {
 	*x = SessionRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[81]
+	mi := &file_mq_protocol_mq_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6356,7 +6015,7 @@ func (x *SessionRequest) String() string {
 func (*SessionRequest) ProtoMessage() {}
 
 func (x *SessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[81]
+	mi := &file_mq_protocol_mq_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6369,7 +6028,7 @@ func (x *SessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionRequest.ProtoReflect.Descriptor instead.
 func (*SessionRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{81}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *SessionRequest) GetSession() uint32 {
@@ -6428,15 +6087,16 @@ type WorkOpen struct {
 	Group         string                 `protobuf:"bytes,3,opt,name=group,proto3" json:"group,omitempty"`
 	TopicId       string                 `protobuf:"bytes,4,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
 	Member        string                 `protobuf:"bytes,5,opt,name=member,proto3" json:"member,omitempty"`
-	MemberKey     []byte                 `protobuf:"bytes,6,opt,name=member_key,json=memberKey,proto3" json:"member_key,omitempty"` // as in LeaseRequest
+	MemberKey     []byte                 `protobuf:"bytes,6,opt,name=member_key,json=memberKey,proto3" json:"member_key,omitempty"` // random, 16 to 64 bytes: another key under a member's name is a process that took its place
 	Held          []*HeldLease           `protobuf:"bytes,7,rep,name=held,proto3" json:"held,omitempty"`                            // what the member has of this partition: all else that is leased to it goes back
+	Lasting       bool                   `protobuf:"varint,8,opt,name=lasting,proto3" json:"lasting,omitempty"`                     // what the member has outlives its sessions: it goes back by its time, by its word, or with the first credit if it is not named by then
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkOpen) Reset() {
 	*x = WorkOpen{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[82]
+	mi := &file_mq_protocol_mq_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6448,7 +6108,7 @@ func (x *WorkOpen) String() string {
 func (*WorkOpen) ProtoMessage() {}
 
 func (x *WorkOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[82]
+	mi := &file_mq_protocol_mq_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6461,7 +6121,7 @@ func (x *WorkOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkOpen.ProtoReflect.Descriptor instead.
 func (*WorkOpen) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{82}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *WorkOpen) GetTopic() string {
@@ -6513,6 +6173,13 @@ func (x *WorkOpen) GetHeld() []*HeldLease {
 	return nil
 }
 
+func (x *WorkOpen) GetLasting() bool {
+	if x != nil {
+		return x.Lasting
+	}
+	return false
+}
+
 type HeldLease struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lease         *LeaseId               `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
@@ -6523,7 +6190,7 @@ type HeldLease struct {
 
 func (x *HeldLease) Reset() {
 	*x = HeldLease{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[83]
+	mi := &file_mq_protocol_mq_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6535,7 +6202,7 @@ func (x *HeldLease) String() string {
 func (*HeldLease) ProtoMessage() {}
 
 func (x *HeldLease) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[83]
+	mi := &file_mq_protocol_mq_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6548,7 +6215,7 @@ func (x *HeldLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldLease.ProtoReflect.Descriptor instead.
 func (*HeldLease) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{83}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *HeldLease) GetLease() *LeaseId {
@@ -6567,18 +6234,19 @@ func (x *HeldLease) GetRanges() []uint64 {
 
 type WorkTerms struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	LeaseMs       uint32                 `protobuf:"varint,1,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
-	Accept        bool                   `protobuf:"varint,2,opt,name=accept,proto3" json:"accept,omitempty"`
-	Working       uint32                 `protobuf:"varint,3,opt,name=working,proto3" json:"working,omitempty"`
-	Priority      uint32                 `protobuf:"varint,4,opt,name=priority,proto3" json:"priority,omitempty"`
-	Filter        string                 `protobuf:"bytes,5,opt,name=filter,proto3" json:"filter,omitempty"`
+	LeaseMs       uint32                 `protobuf:"varint,1,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`             // 0: as the group says
+	Accept        bool                   `protobuf:"varint,2,opt,name=accept,proto3" json:"accept,omitempty"`                              // settled by being lent: delivered at most once
+	Working       uint32                 `protobuf:"varint,3,opt,name=working,proto3" json:"working,omitempty"`                            // of a process that took a member's place: so many records, the first ones, it may have died of
+	Priority      uint32                 `protobuf:"varint,4,opt,name=priority,proto3" json:"priority,omitempty"`                          // 0 to 31: members of a higher one go before
+	Filter        string                 `protobuf:"bytes,5,opt,name=filter,proto3" json:"filter,omitempty"`                               // lent are records that match; empty: any. With order=none only
+	WithoutRows   bool                   `protobuf:"varint,6,opt,name=without_rows,json=withoutRows,proto3" json:"without_rows,omitempty"` // leases come without the rows of what is lent
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkTerms) Reset() {
 	*x = WorkTerms{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[84]
+	mi := &file_mq_protocol_mq_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6590,7 +6258,7 @@ func (x *WorkTerms) String() string {
 func (*WorkTerms) ProtoMessage() {}
 
 func (x *WorkTerms) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[84]
+	mi := &file_mq_protocol_mq_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6603,7 +6271,7 @@ func (x *WorkTerms) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkTerms.ProtoReflect.Descriptor instead.
 func (*WorkTerms) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{84}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *WorkTerms) GetLeaseMs() uint32 {
@@ -6641,19 +6309,27 @@ func (x *WorkTerms) GetFilter() string {
 	return ""
 }
 
+func (x *WorkTerms) GetWithoutRows() bool {
+	if x != nil {
+		return x.WithoutRows
+	}
+	return false
+}
+
 type WorkCredit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Records       int64                  `protobuf:"varint,1,opt,name=records,proto3" json:"records,omitempty"` // that may be lent in all, from the session's beginning. Below what was lent: nothing more
 	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`     // the same. One record may pass it
 	Watch         bool                   `protobuf:"varint,3,opt,name=watch,proto3" json:"watch,omitempty"`     // the member has room elsewhere: it is told when something is ready here
 	Recall        bool                   `protobuf:"varint,4,opt,name=recall,proto3" json:"recall,omitempty"`   // some is taken back, records or bytes: the member is told once that holds
+	Once          bool                   `protobuf:"varint,5,opt,name=once,proto3" json:"once,omitempty"`       // for one lease at most, of what is ready now: the member is told once that was lent, or nothing is. What is left is void
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkCredit) Reset() {
 	*x = WorkCredit{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[85]
+	mi := &file_mq_protocol_mq_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6665,7 +6341,7 @@ func (x *WorkCredit) String() string {
 func (*WorkCredit) ProtoMessage() {}
 
 func (x *WorkCredit) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[85]
+	mi := &file_mq_protocol_mq_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6678,7 +6354,7 @@ func (x *WorkCredit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkCredit.ProtoReflect.Descriptor instead.
 func (*WorkCredit) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{85}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *WorkCredit) GetRecords() int64 {
@@ -6709,6 +6385,13 @@ func (x *WorkCredit) GetRecall() bool {
 	return false
 }
 
+func (x *WorkCredit) GetOnce() bool {
+	if x != nil {
+		return x.Once
+	}
+	return false
+}
+
 type WorkResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Header        *WorkHeader            `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
@@ -6719,7 +6402,7 @@ type WorkResponse struct {
 
 func (x *WorkResponse) Reset() {
 	*x = WorkResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[86]
+	mi := &file_mq_protocol_mq_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6731,7 +6414,7 @@ func (x *WorkResponse) String() string {
 func (*WorkResponse) ProtoMessage() {}
 
 func (x *WorkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[86]
+	mi := &file_mq_protocol_mq_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6744,7 +6427,7 @@ func (x *WorkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkResponse.ProtoReflect.Descriptor instead.
 func (*WorkResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{86}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *WorkResponse) GetHeader() *WorkHeader {
@@ -6770,7 +6453,7 @@ type WorkHeader struct {
 
 func (x *WorkHeader) Reset() {
 	*x = WorkHeader{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[87]
+	mi := &file_mq_protocol_mq_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6782,7 +6465,7 @@ func (x *WorkHeader) String() string {
 func (*WorkHeader) ProtoMessage() {}
 
 func (x *WorkHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[87]
+	mi := &file_mq_protocol_mq_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6795,7 +6478,7 @@ func (x *WorkHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkHeader.ProtoReflect.Descriptor instead.
 func (*WorkHeader) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{87}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *WorkHeader) GetSessions() []*SessionResponse {
@@ -6808,13 +6491,13 @@ func (x *WorkHeader) GetSessions() []*SessionResponse {
 type SessionResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Session       uint32                 `protobuf:"varint,1,opt,name=session,proto3" json:"session,omitempty"`
-	Error         *Error                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`                           // the session is over
-	Answers       []*NumberedAnswer      `protobuf:"bytes,3,rep,name=answers,proto3" json:"answers,omitempty"`                       // of settles, once they are committed. Before what the same entry lent
-	Lease         *LeaseResponse         `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`                           // without a payload of its own
+	Error         *Error                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`     // the session is over
+	Answers       []*NumberedAnswer      `protobuf:"bytes,3,rep,name=answers,proto3" json:"answers,omitempty"` // of settles, once they are committed. Before what the same entry lent
+	Lease         *LeaseResponse         `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
 	LentBytes     uint64                 `protobuf:"varint,5,opt,name=lent_bytes,json=lentBytes,proto3" json:"lent_bytes,omitempty"` // what the lease counts for of the credit
 	Gone          []*LeaseId             `protobuf:"bytes,6,rep,name=gone,proto3" json:"gone,omitempty"`                             // of those held or checked: none of their records is the member's any more
 	Ready         *bool                  `protobuf:"varint,7,opt,name=ready,proto3,oneof" json:"ready,omitempty"`                    // whether more is ready than the credit allows, if that is news since the last lease
-	Credit        *int64                 `protobuf:"varint,8,opt,name=credit,proto3,oneof" json:"credit,omitempty"`                  // the records of a credit that was a recall, once it holds
+	Credit        *int64                 `protobuf:"varint,8,opt,name=credit,proto3,oneof" json:"credit,omitempty"`                  // the records of a credit that was a recall, once it holds; of one for once, behind what it lent
 	Active        *bool                  `protobuf:"varint,9,opt,name=active,proto3,oneof" json:"active,omitempty"`                  // with order=all: whether this member is the one that is lent records here
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -6822,7 +6505,7 @@ type SessionResponse struct {
 
 func (x *SessionResponse) Reset() {
 	*x = SessionResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[88]
+	mi := &file_mq_protocol_mq_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6834,7 +6517,7 @@ func (x *SessionResponse) String() string {
 func (*SessionResponse) ProtoMessage() {}
 
 func (x *SessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[88]
+	mi := &file_mq_protocol_mq_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6847,7 +6530,7 @@ func (x *SessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionResponse.ProtoReflect.Descriptor instead.
 func (*SessionResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{88}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *SessionResponse) GetSession() uint32 {
@@ -6923,7 +6606,7 @@ type NumberedAnswer struct {
 
 func (x *NumberedAnswer) Reset() {
 	*x = NumberedAnswer{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[89]
+	mi := &file_mq_protocol_mq_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6935,7 +6618,7 @@ func (x *NumberedAnswer) String() string {
 func (*NumberedAnswer) ProtoMessage() {}
 
 func (x *NumberedAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[89]
+	mi := &file_mq_protocol_mq_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6948,7 +6631,7 @@ func (x *NumberedAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NumberedAnswer.ProtoReflect.Descriptor instead.
 func (*NumberedAnswer) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{89}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *NumberedAnswer) GetNumber() uint64 {
@@ -6980,7 +6663,7 @@ type DescribeQueueRequest struct {
 
 func (x *DescribeQueueRequest) Reset() {
 	*x = DescribeQueueRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[90]
+	mi := &file_mq_protocol_mq_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6992,7 +6675,7 @@ func (x *DescribeQueueRequest) String() string {
 func (*DescribeQueueRequest) ProtoMessage() {}
 
 func (x *DescribeQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[90]
+	mi := &file_mq_protocol_mq_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7005,7 +6688,7 @@ func (x *DescribeQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeQueueRequest.ProtoReflect.Descriptor instead.
 func (*DescribeQueueRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{90}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *DescribeQueueRequest) GetTopic() string {
@@ -7060,7 +6743,7 @@ type QueueMember struct {
 
 func (x *QueueMember) Reset() {
 	*x = QueueMember{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[91]
+	mi := &file_mq_protocol_mq_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7072,7 +6755,7 @@ func (x *QueueMember) String() string {
 func (*QueueMember) ProtoMessage() {}
 
 func (x *QueueMember) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[91]
+	mi := &file_mq_protocol_mq_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7085,7 +6768,7 @@ func (x *QueueMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueMember.ProtoReflect.Descriptor instead.
 func (*QueueMember) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{91}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *QueueMember) GetMember() string {
@@ -7118,7 +6801,7 @@ type QueueRun struct {
 
 func (x *QueueRun) Reset() {
 	*x = QueueRun{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[92]
+	mi := &file_mq_protocol_mq_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7130,7 +6813,7 @@ func (x *QueueRun) String() string {
 func (*QueueRun) ProtoMessage() {}
 
 func (x *QueueRun) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[92]
+	mi := &file_mq_protocol_mq_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7143,7 +6826,7 @@ func (x *QueueRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueRun.ProtoReflect.Descriptor instead.
 func (*QueueRun) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{92}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *QueueRun) GetFirst() int64 {
@@ -7236,7 +6919,7 @@ type QueuePartition struct {
 
 func (x *QueuePartition) Reset() {
 	*x = QueuePartition{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[93]
+	mi := &file_mq_protocol_mq_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7248,7 +6931,7 @@ func (x *QueuePartition) String() string {
 func (*QueuePartition) ProtoMessage() {}
 
 func (x *QueuePartition) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[93]
+	mi := &file_mq_protocol_mq_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7261,7 +6944,7 @@ func (x *QueuePartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueuePartition.ProtoReflect.Descriptor instead.
 func (*QueuePartition) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{93}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *QueuePartition) GetPartition() int32 {
@@ -7456,7 +7139,7 @@ type BlockedBy struct {
 
 func (x *BlockedBy) Reset() {
 	*x = BlockedBy{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[94]
+	mi := &file_mq_protocol_mq_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7468,7 +7151,7 @@ func (x *BlockedBy) String() string {
 func (*BlockedBy) ProtoMessage() {}
 
 func (x *BlockedBy) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[94]
+	mi := &file_mq_protocol_mq_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7481,7 +7164,7 @@ func (x *BlockedBy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockedBy.ProtoReflect.Descriptor instead.
 func (*BlockedBy) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{94}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *BlockedBy) GetOffset() int64 {
@@ -7508,7 +7191,7 @@ type DescribeQueueResponse struct {
 
 func (x *DescribeQueueResponse) Reset() {
 	*x = DescribeQueueResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[95]
+	mi := &file_mq_protocol_mq_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7520,7 +7203,7 @@ func (x *DescribeQueueResponse) String() string {
 func (*DescribeQueueResponse) ProtoMessage() {}
 
 func (x *DescribeQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[95]
+	mi := &file_mq_protocol_mq_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7533,7 +7216,7 @@ func (x *DescribeQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeQueueResponse.ProtoReflect.Descriptor instead.
 func (*DescribeQueueResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{95}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *DescribeQueueResponse) GetQueue() *QueueInfo {
@@ -7564,7 +7247,7 @@ type SweepQueueRequest struct {
 
 func (x *SweepQueueRequest) Reset() {
 	*x = SweepQueueRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[96]
+	mi := &file_mq_protocol_mq_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7576,7 +7259,7 @@ func (x *SweepQueueRequest) String() string {
 func (*SweepQueueRequest) ProtoMessage() {}
 
 func (x *SweepQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[96]
+	mi := &file_mq_protocol_mq_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7589,7 +7272,7 @@ func (x *SweepQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepQueueRequest.ProtoReflect.Descriptor instead.
 func (*SweepQueueRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{96}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *SweepQueueRequest) GetTopic() string {
@@ -7638,7 +7321,7 @@ type SweptPartition struct {
 
 func (x *SweptPartition) Reset() {
 	*x = SweptPartition{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[97]
+	mi := &file_mq_protocol_mq_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7650,7 +7333,7 @@ func (x *SweptPartition) String() string {
 func (*SweptPartition) ProtoMessage() {}
 
 func (x *SweptPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[97]
+	mi := &file_mq_protocol_mq_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7663,7 +7346,7 @@ func (x *SweptPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweptPartition.ProtoReflect.Descriptor instead.
 func (*SweptPartition) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{97}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *SweptPartition) GetPartition() int32 {
@@ -7696,7 +7379,7 @@ type SweepQueueResponse struct {
 
 func (x *SweepQueueResponse) Reset() {
 	*x = SweepQueueResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[98]
+	mi := &file_mq_protocol_mq_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7708,7 +7391,7 @@ func (x *SweepQueueResponse) String() string {
 func (*SweepQueueResponse) ProtoMessage() {}
 
 func (x *SweepQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[98]
+	mi := &file_mq_protocol_mq_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7721,7 +7404,7 @@ func (x *SweepQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepQueueResponse.ProtoReflect.Descriptor instead.
 func (*SweepQueueResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{98}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *SweepQueueResponse) GetPartitions() []*SweptPartition {
@@ -7745,7 +7428,7 @@ type StagedBatches struct {
 
 func (x *StagedBatches) Reset() {
 	*x = StagedBatches{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[99]
+	mi := &file_mq_protocol_mq_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7757,7 +7440,7 @@ func (x *StagedBatches) String() string {
 func (*StagedBatches) ProtoMessage() {}
 
 func (x *StagedBatches) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[99]
+	mi := &file_mq_protocol_mq_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7770,7 +7453,7 @@ func (x *StagedBatches) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedBatches.ProtoReflect.Descriptor instead.
 func (*StagedBatches) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{99}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *StagedBatches) GetTopic() string {
@@ -7824,7 +7507,7 @@ type DecideRequest struct {
 
 func (x *DecideRequest) Reset() {
 	*x = DecideRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[100]
+	mi := &file_mq_protocol_mq_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7836,7 +7519,7 @@ func (x *DecideRequest) String() string {
 func (*DecideRequest) ProtoMessage() {}
 
 func (x *DecideRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[100]
+	mi := &file_mq_protocol_mq_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7849,7 +7532,7 @@ func (x *DecideRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideRequest.ProtoReflect.Descriptor instead.
 func (*DecideRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{100}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *DecideRequest) GetKey() *TransactionKey {
@@ -7919,7 +7602,7 @@ type DecideResponse struct {
 
 func (x *DecideResponse) Reset() {
 	*x = DecideResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[101]
+	mi := &file_mq_protocol_mq_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7931,7 +7614,7 @@ func (x *DecideResponse) String() string {
 func (*DecideResponse) ProtoMessage() {}
 
 func (x *DecideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[101]
+	mi := &file_mq_protocol_mq_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7944,7 +7627,7 @@ func (x *DecideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideResponse.ProtoReflect.Descriptor instead.
 func (*DecideResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{101}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *DecideResponse) GetAlreadyDecided() bool {
@@ -7983,7 +7666,7 @@ type PublishRequest struct {
 
 func (x *PublishRequest) Reset() {
 	*x = PublishRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[102]
+	mi := &file_mq_protocol_mq_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7995,7 +7678,7 @@ func (x *PublishRequest) String() string {
 func (*PublishRequest) ProtoMessage() {}
 
 func (x *PublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[102]
+	mi := &file_mq_protocol_mq_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8008,7 +7691,7 @@ func (x *PublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRequest.ProtoReflect.Descriptor instead.
 func (*PublishRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{102}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *PublishRequest) GetTopic() string {
@@ -8069,7 +7752,7 @@ type PublishResponse struct {
 
 func (x *PublishResponse) Reset() {
 	*x = PublishResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[103]
+	mi := &file_mq_protocol_mq_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8081,7 +7764,7 @@ func (x *PublishResponse) String() string {
 func (*PublishResponse) ProtoMessage() {}
 
 func (x *PublishResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[103]
+	mi := &file_mq_protocol_mq_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8094,7 +7777,7 @@ func (x *PublishResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishResponse.ProtoReflect.Descriptor instead.
 func (*PublishResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{103}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *PublishResponse) GetLogEndOffset() int64 {
@@ -8117,7 +7800,7 @@ type DiscardRequest struct {
 
 func (x *DiscardRequest) Reset() {
 	*x = DiscardRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[104]
+	mi := &file_mq_protocol_mq_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8129,7 +7812,7 @@ func (x *DiscardRequest) String() string {
 func (*DiscardRequest) ProtoMessage() {}
 
 func (x *DiscardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[104]
+	mi := &file_mq_protocol_mq_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8142,7 +7825,7 @@ func (x *DiscardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardRequest.ProtoReflect.Descriptor instead.
 func (*DiscardRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{104}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *DiscardRequest) GetTopic() string {
@@ -8189,7 +7872,7 @@ type DiscardResponse struct {
 
 func (x *DiscardResponse) Reset() {
 	*x = DiscardResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[105]
+	mi := &file_mq_protocol_mq_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8201,7 +7884,7 @@ func (x *DiscardResponse) String() string {
 func (*DiscardResponse) ProtoMessage() {}
 
 func (x *DiscardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[105]
+	mi := &file_mq_protocol_mq_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8214,7 +7897,7 @@ func (x *DiscardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardResponse.ProtoReflect.Descriptor instead.
 func (*DiscardResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{105}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *DiscardResponse) GetDiscarded() uint32 {
@@ -8233,7 +7916,7 @@ type TransactionStatusRequest struct {
 
 func (x *TransactionStatusRequest) Reset() {
 	*x = TransactionStatusRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[106]
+	mi := &file_mq_protocol_mq_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8245,7 +7928,7 @@ func (x *TransactionStatusRequest) String() string {
 func (*TransactionStatusRequest) ProtoMessage() {}
 
 func (x *TransactionStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[106]
+	mi := &file_mq_protocol_mq_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8258,7 +7941,7 @@ func (x *TransactionStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionStatusRequest.ProtoReflect.Descriptor instead.
 func (*TransactionStatusRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{106}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *TransactionStatusRequest) GetKey() *TransactionKey {
@@ -8282,7 +7965,7 @@ type TransactionStatusResponse struct {
 
 func (x *TransactionStatusResponse) Reset() {
 	*x = TransactionStatusResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[107]
+	mi := &file_mq_protocol_mq_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8294,7 +7977,7 @@ func (x *TransactionStatusResponse) String() string {
 func (*TransactionStatusResponse) ProtoMessage() {}
 
 func (x *TransactionStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[107]
+	mi := &file_mq_protocol_mq_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8307,7 +7990,7 @@ func (x *TransactionStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionStatusResponse.ProtoReflect.Descriptor instead.
 func (*TransactionStatusResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{107}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *TransactionStatusResponse) GetKnown() bool {
@@ -8364,7 +8047,7 @@ type StagedRequest struct {
 
 func (x *StagedRequest) Reset() {
 	*x = StagedRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[108]
+	mi := &file_mq_protocol_mq_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8376,7 +8059,7 @@ func (x *StagedRequest) String() string {
 func (*StagedRequest) ProtoMessage() {}
 
 func (x *StagedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[108]
+	mi := &file_mq_protocol_mq_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8389,7 +8072,7 @@ func (x *StagedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedRequest.ProtoReflect.Descriptor instead.
 func (*StagedRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{108}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *StagedRequest) GetTopic() string {
@@ -8430,7 +8113,7 @@ type StagedInfo struct {
 
 func (x *StagedInfo) Reset() {
 	*x = StagedInfo{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[109]
+	mi := &file_mq_protocol_mq_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8442,7 +8125,7 @@ func (x *StagedInfo) String() string {
 func (*StagedInfo) ProtoMessage() {}
 
 func (x *StagedInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[109]
+	mi := &file_mq_protocol_mq_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8455,7 +8138,7 @@ func (x *StagedInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedInfo.ProtoReflect.Descriptor instead.
 func (*StagedInfo) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{109}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *StagedInfo) GetTopic() string {
@@ -8519,7 +8202,7 @@ type StagedResponse struct {
 
 func (x *StagedResponse) Reset() {
 	*x = StagedResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[110]
+	mi := &file_mq_protocol_mq_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8531,7 +8214,7 @@ func (x *StagedResponse) String() string {
 func (*StagedResponse) ProtoMessage() {}
 
 func (x *StagedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[110]
+	mi := &file_mq_protocol_mq_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8544,7 +8227,7 @@ func (x *StagedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedResponse.ProtoReflect.Descriptor instead.
 func (*StagedResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{110}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *StagedResponse) GetStaged() []*StagedInfo {
@@ -8585,7 +8268,7 @@ type TransactionsRequest struct {
 
 func (x *TransactionsRequest) Reset() {
 	*x = TransactionsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[111]
+	mi := &file_mq_protocol_mq_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8597,7 +8280,7 @@ func (x *TransactionsRequest) String() string {
 func (*TransactionsRequest) ProtoMessage() {}
 
 func (x *TransactionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[111]
+	mi := &file_mq_protocol_mq_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8610,7 +8293,7 @@ func (x *TransactionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionsRequest.ProtoReflect.Descriptor instead.
 func (*TransactionsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{111}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *TransactionsRequest) GetQuery() string {
@@ -8636,7 +8319,7 @@ type KnownTransaction struct {
 
 func (x *KnownTransaction) Reset() {
 	*x = KnownTransaction{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[112]
+	mi := &file_mq_protocol_mq_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8648,7 +8331,7 @@ func (x *KnownTransaction) String() string {
 func (*KnownTransaction) ProtoMessage() {}
 
 func (x *KnownTransaction) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[112]
+	mi := &file_mq_protocol_mq_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8661,7 +8344,7 @@ func (x *KnownTransaction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownTransaction.ProtoReflect.Descriptor instead.
 func (*KnownTransaction) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{112}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *KnownTransaction) GetQuery() string {
@@ -8739,7 +8422,7 @@ type StagedSum struct {
 
 func (x *StagedSum) Reset() {
 	*x = StagedSum{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[113]
+	mi := &file_mq_protocol_mq_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8751,7 +8434,7 @@ func (x *StagedSum) String() string {
 func (*StagedSum) ProtoMessage() {}
 
 func (x *StagedSum) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[113]
+	mi := &file_mq_protocol_mq_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8764,7 +8447,7 @@ func (x *StagedSum) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedSum.ProtoReflect.Descriptor instead.
 func (*StagedSum) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{113}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *StagedSum) GetQuery() string {
@@ -8855,7 +8538,7 @@ type TransactionsResponse struct {
 
 func (x *TransactionsResponse) Reset() {
 	*x = TransactionsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[114]
+	mi := &file_mq_protocol_mq_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8867,7 +8550,7 @@ func (x *TransactionsResponse) String() string {
 func (*TransactionsResponse) ProtoMessage() {}
 
 func (x *TransactionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[114]
+	mi := &file_mq_protocol_mq_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8880,7 +8563,7 @@ func (x *TransactionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionsResponse.ProtoReflect.Descriptor instead.
 func (*TransactionsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{114}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *TransactionsResponse) GetKnown() []*KnownTransaction {
@@ -8915,7 +8598,7 @@ type AbortTransactionRequest struct {
 
 func (x *AbortTransactionRequest) Reset() {
 	*x = AbortTransactionRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[115]
+	mi := &file_mq_protocol_mq_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8927,7 +8610,7 @@ func (x *AbortTransactionRequest) String() string {
 func (*AbortTransactionRequest) ProtoMessage() {}
 
 func (x *AbortTransactionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[115]
+	mi := &file_mq_protocol_mq_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8940,7 +8623,7 @@ func (x *AbortTransactionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortTransactionRequest.ProtoReflect.Descriptor instead.
 func (*AbortTransactionRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{115}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *AbortTransactionRequest) GetQuery() string {
@@ -8977,7 +8660,7 @@ type AbortTransactionResponse struct {
 
 func (x *AbortTransactionResponse) Reset() {
 	*x = AbortTransactionResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[116]
+	mi := &file_mq_protocol_mq_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8989,7 +8672,7 @@ func (x *AbortTransactionResponse) String() string {
 func (*AbortTransactionResponse) ProtoMessage() {}
 
 func (x *AbortTransactionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[116]
+	mi := &file_mq_protocol_mq_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9002,7 +8685,7 @@ func (x *AbortTransactionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortTransactionResponse.ProtoReflect.Descriptor instead.
 func (*AbortTransactionResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{116}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *AbortTransactionResponse) GetKnown() bool {
@@ -9052,7 +8735,7 @@ type GiveTransactionRequest struct {
 
 func (x *GiveTransactionRequest) Reset() {
 	*x = GiveTransactionRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[117]
+	mi := &file_mq_protocol_mq_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9064,7 +8747,7 @@ func (x *GiveTransactionRequest) String() string {
 func (*GiveTransactionRequest) ProtoMessage() {}
 
 func (x *GiveTransactionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[117]
+	mi := &file_mq_protocol_mq_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9077,7 +8760,7 @@ func (x *GiveTransactionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveTransactionRequest.ProtoReflect.Descriptor instead.
 func (*GiveTransactionRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{117}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *GiveTransactionRequest) GetQuery() string {
@@ -9118,7 +8801,7 @@ type GiveTransactionResponse struct {
 
 func (x *GiveTransactionResponse) Reset() {
 	*x = GiveTransactionResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[118]
+	mi := &file_mq_protocol_mq_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9130,7 +8813,7 @@ func (x *GiveTransactionResponse) String() string {
 func (*GiveTransactionResponse) ProtoMessage() {}
 
 func (x *GiveTransactionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[118]
+	mi := &file_mq_protocol_mq_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9143,7 +8826,7 @@ func (x *GiveTransactionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveTransactionResponse.ProtoReflect.Descriptor instead.
 func (*GiveTransactionResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{118}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *GiveTransactionResponse) GetKnown() bool {
@@ -9172,7 +8855,7 @@ type GiveKeyRequest struct {
 
 func (x *GiveKeyRequest) Reset() {
 	*x = GiveKeyRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[119]
+	mi := &file_mq_protocol_mq_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9184,7 +8867,7 @@ func (x *GiveKeyRequest) String() string {
 func (*GiveKeyRequest) ProtoMessage() {}
 
 func (x *GiveKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[119]
+	mi := &file_mq_protocol_mq_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9197,7 +8880,7 @@ func (x *GiveKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveKeyRequest.ProtoReflect.Descriptor instead.
 func (*GiveKeyRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{119}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *GiveKeyRequest) GetKey() *TransactionKey {
@@ -9231,7 +8914,7 @@ type AbortKeyRequest struct {
 
 func (x *AbortKeyRequest) Reset() {
 	*x = AbortKeyRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[120]
+	mi := &file_mq_protocol_mq_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9243,7 +8926,7 @@ func (x *AbortKeyRequest) String() string {
 func (*AbortKeyRequest) ProtoMessage() {}
 
 func (x *AbortKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[120]
+	mi := &file_mq_protocol_mq_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9256,7 +8939,7 @@ func (x *AbortKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortKeyRequest.ProtoReflect.Descriptor instead.
 func (*AbortKeyRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{120}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *AbortKeyRequest) GetKey() *TransactionKey {
@@ -9283,7 +8966,7 @@ type FenceRequest struct {
 
 func (x *FenceRequest) Reset() {
 	*x = FenceRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[121]
+	mi := &file_mq_protocol_mq_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9295,7 +8978,7 @@ func (x *FenceRequest) String() string {
 func (*FenceRequest) ProtoMessage() {}
 
 func (x *FenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[121]
+	mi := &file_mq_protocol_mq_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9308,7 +8991,7 @@ func (x *FenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceRequest.ProtoReflect.Descriptor instead.
 func (*FenceRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{121}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *FenceRequest) GetKey() *TransactionKey {
@@ -9336,7 +9019,7 @@ type FencedPartition struct {
 
 func (x *FencedPartition) Reset() {
 	*x = FencedPartition{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[122]
+	mi := &file_mq_protocol_mq_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9348,7 +9031,7 @@ func (x *FencedPartition) String() string {
 func (*FencedPartition) ProtoMessage() {}
 
 func (x *FencedPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[122]
+	mi := &file_mq_protocol_mq_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9361,7 +9044,7 @@ func (x *FencedPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FencedPartition.ProtoReflect.Descriptor instead.
 func (*FencedPartition) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{122}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *FencedPartition) GetTopic() string {
@@ -9395,7 +9078,7 @@ type FenceResponse struct {
 
 func (x *FenceResponse) Reset() {
 	*x = FenceResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[123]
+	mi := &file_mq_protocol_mq_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9407,7 +9090,7 @@ func (x *FenceResponse) String() string {
 func (*FenceResponse) ProtoMessage() {}
 
 func (x *FenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[123]
+	mi := &file_mq_protocol_mq_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9420,7 +9103,7 @@ func (x *FenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceResponse.ProtoReflect.Descriptor instead.
 func (*FenceResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{123}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *FenceResponse) GetFenced() []*FencedPartition {
@@ -9452,7 +9135,7 @@ type AreStagedRequest struct {
 
 func (x *AreStagedRequest) Reset() {
 	*x = AreStagedRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[124]
+	mi := &file_mq_protocol_mq_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9464,7 +9147,7 @@ func (x *AreStagedRequest) String() string {
 func (*AreStagedRequest) ProtoMessage() {}
 
 func (x *AreStagedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[124]
+	mi := &file_mq_protocol_mq_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9477,7 +9160,7 @@ func (x *AreStagedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AreStagedRequest.ProtoReflect.Descriptor instead.
 func (*AreStagedRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{124}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *AreStagedRequest) GetTopic() string {
@@ -9537,7 +9220,7 @@ type AreStagedResponse struct {
 
 func (x *AreStagedResponse) Reset() {
 	*x = AreStagedResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[125]
+	mi := &file_mq_protocol_mq_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9549,7 +9232,7 @@ func (x *AreStagedResponse) String() string {
 func (*AreStagedResponse) ProtoMessage() {}
 
 func (x *AreStagedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[125]
+	mi := &file_mq_protocol_mq_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9562,7 +9245,7 @@ func (x *AreStagedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AreStagedResponse.ProtoReflect.Descriptor instead.
 func (*AreStagedResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{125}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{122}
 }
 
 type StageRequest struct {
@@ -9582,7 +9265,7 @@ type StageRequest struct {
 
 func (x *StageRequest) Reset() {
 	*x = StageRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[126]
+	mi := &file_mq_protocol_mq_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9594,7 +9277,7 @@ func (x *StageRequest) String() string {
 func (*StageRequest) ProtoMessage() {}
 
 func (x *StageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[126]
+	mi := &file_mq_protocol_mq_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9607,7 +9290,7 @@ func (x *StageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageRequest.ProtoReflect.Descriptor instead.
 func (*StageRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{126}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *StageRequest) GetTopic() string {
@@ -9681,7 +9364,7 @@ type StageResponse struct {
 
 func (x *StageResponse) Reset() {
 	*x = StageResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[127]
+	mi := &file_mq_protocol_mq_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9693,7 +9376,7 @@ func (x *StageResponse) String() string {
 func (*StageResponse) ProtoMessage() {}
 
 func (x *StageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[127]
+	mi := &file_mq_protocol_mq_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9706,7 +9389,7 @@ func (x *StageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageResponse.ProtoReflect.Descriptor instead.
 func (*StageResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{127}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{124}
 }
 
 // Of the leader of a queue's partition: what became of an attempt that staged batches in a partition of another topic.
@@ -9724,7 +9407,7 @@ type AttemptStatusRequest struct {
 
 func (x *AttemptStatusRequest) Reset() {
 	*x = AttemptStatusRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[128]
+	mi := &file_mq_protocol_mq_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9736,7 +9419,7 @@ func (x *AttemptStatusRequest) String() string {
 func (*AttemptStatusRequest) ProtoMessage() {}
 
 func (x *AttemptStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[128]
+	mi := &file_mq_protocol_mq_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9749,7 +9432,7 @@ func (x *AttemptStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttemptStatusRequest.ProtoReflect.Descriptor instead.
 func (*AttemptStatusRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{128}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *AttemptStatusRequest) GetTopic() string {
@@ -9804,7 +9487,7 @@ type AttemptStatusResponse struct {
 
 func (x *AttemptStatusResponse) Reset() {
 	*x = AttemptStatusResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[129]
+	mi := &file_mq_protocol_mq_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9816,7 +9499,7 @@ func (x *AttemptStatusResponse) String() string {
 func (*AttemptStatusResponse) ProtoMessage() {}
 
 func (x *AttemptStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[129]
+	mi := &file_mq_protocol_mq_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9829,7 +9512,7 @@ func (x *AttemptStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttemptStatusResponse.ProtoReflect.Descriptor instead.
 func (*AttemptStatusResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{129}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *AttemptStatusResponse) GetOver() bool {
@@ -9857,7 +9540,7 @@ type StreamGroupsRequest struct {
 
 func (x *StreamGroupsRequest) Reset() {
 	*x = StreamGroupsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[130]
+	mi := &file_mq_protocol_mq_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9869,7 +9552,7 @@ func (x *StreamGroupsRequest) String() string {
 func (*StreamGroupsRequest) ProtoMessage() {}
 
 func (x *StreamGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[130]
+	mi := &file_mq_protocol_mq_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9882,7 +9565,7 @@ func (x *StreamGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamGroupsRequest.ProtoReflect.Descriptor instead.
 func (*StreamGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{130}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *StreamGroupsRequest) GetTopic() string {
@@ -9908,7 +9591,7 @@ type StreamGroupsResponse struct {
 
 func (x *StreamGroupsResponse) Reset() {
 	*x = StreamGroupsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[131]
+	mi := &file_mq_protocol_mq_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9920,7 +9603,7 @@ func (x *StreamGroupsResponse) String() string {
 func (*StreamGroupsResponse) ProtoMessage() {}
 
 func (x *StreamGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[131]
+	mi := &file_mq_protocol_mq_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9933,7 +9616,7 @@ func (x *StreamGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamGroupsResponse.ProtoReflect.Descriptor instead.
 func (*StreamGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{131}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *StreamGroupsResponse) GetGroups() []string {
@@ -9957,7 +9640,7 @@ type QueueIdleRequest struct {
 
 func (x *QueueIdleRequest) Reset() {
 	*x = QueueIdleRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[132]
+	mi := &file_mq_protocol_mq_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9969,7 +9652,7 @@ func (x *QueueIdleRequest) String() string {
 func (*QueueIdleRequest) ProtoMessage() {}
 
 func (x *QueueIdleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[132]
+	mi := &file_mq_protocol_mq_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9982,7 +9665,7 @@ func (x *QueueIdleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueIdleRequest.ProtoReflect.Descriptor instead.
 func (*QueueIdleRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{132}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *QueueIdleRequest) GetTopic() string {
@@ -10029,7 +9712,7 @@ type QueueIdleResponse struct {
 
 func (x *QueueIdleResponse) Reset() {
 	*x = QueueIdleResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[133]
+	mi := &file_mq_protocol_mq_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10041,7 +9724,7 @@ func (x *QueueIdleResponse) String() string {
 func (*QueueIdleResponse) ProtoMessage() {}
 
 func (x *QueueIdleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[133]
+	mi := &file_mq_protocol_mq_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10054,7 +9737,7 @@ func (x *QueueIdleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueIdleResponse.ProtoReflect.Descriptor instead.
 func (*QueueIdleResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{133}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *QueueIdleResponse) GetIdleMs() uint64 {
@@ -10077,7 +9760,7 @@ type LockRequest struct {
 
 func (x *LockRequest) Reset() {
 	*x = LockRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[134]
+	mi := &file_mq_protocol_mq_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10089,7 +9772,7 @@ func (x *LockRequest) String() string {
 func (*LockRequest) ProtoMessage() {}
 
 func (x *LockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[134]
+	mi := &file_mq_protocol_mq_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10102,7 +9785,7 @@ func (x *LockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockRequest.ProtoReflect.Descriptor instead.
 func (*LockRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{134}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *LockRequest) GetName() string {
@@ -10129,7 +9812,7 @@ type LockResponse struct {
 
 func (x *LockResponse) Reset() {
 	*x = LockResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[135]
+	mi := &file_mq_protocol_mq_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10141,7 +9824,7 @@ func (x *LockResponse) String() string {
 func (*LockResponse) ProtoMessage() {}
 
 func (x *LockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[135]
+	mi := &file_mq_protocol_mq_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10154,7 +9837,7 @@ func (x *LockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockResponse.ProtoReflect.Descriptor instead.
 func (*LockResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{135}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *LockResponse) GetToken() int64 {
@@ -10181,7 +9864,7 @@ type ObserveRequest struct {
 
 func (x *ObserveRequest) Reset() {
 	*x = ObserveRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[136]
+	mi := &file_mq_protocol_mq_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10193,7 +9876,7 @@ func (x *ObserveRequest) String() string {
 func (*ObserveRequest) ProtoMessage() {}
 
 func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[136]
+	mi := &file_mq_protocol_mq_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10206,7 +9889,7 @@ func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveRequest.ProtoReflect.Descriptor instead.
 func (*ObserveRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{136}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *ObserveRequest) GetDetail() Detail {
@@ -10238,7 +9921,7 @@ type ObservedTopic struct {
 
 func (x *ObservedTopic) Reset() {
 	*x = ObservedTopic{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[137]
+	mi := &file_mq_protocol_mq_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10250,7 +9933,7 @@ func (x *ObservedTopic) String() string {
 func (*ObservedTopic) ProtoMessage() {}
 
 func (x *ObservedTopic) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[137]
+	mi := &file_mq_protocol_mq_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10263,7 +9946,7 @@ func (x *ObservedTopic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedTopic.ProtoReflect.Descriptor instead.
 func (*ObservedTopic) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{137}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ObservedTopic) GetName() string {
@@ -10338,7 +10021,7 @@ type ObservedPartition struct {
 
 func (x *ObservedPartition) Reset() {
 	*x = ObservedPartition{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[138]
+	mi := &file_mq_protocol_mq_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10350,7 +10033,7 @@ func (x *ObservedPartition) String() string {
 func (*ObservedPartition) ProtoMessage() {}
 
 func (x *ObservedPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[138]
+	mi := &file_mq_protocol_mq_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10363,7 +10046,7 @@ func (x *ObservedPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedPartition.ProtoReflect.Descriptor instead.
 func (*ObservedPartition) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{138}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *ObservedPartition) GetTopic() string {
@@ -10488,7 +10171,7 @@ type ObservedGroup struct {
 
 func (x *ObservedGroup) Reset() {
 	*x = ObservedGroup{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[139]
+	mi := &file_mq_protocol_mq_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10500,7 +10183,7 @@ func (x *ObservedGroup) String() string {
 func (*ObservedGroup) ProtoMessage() {}
 
 func (x *ObservedGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[139]
+	mi := &file_mq_protocol_mq_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10513,7 +10196,7 @@ func (x *ObservedGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedGroup.ProtoReflect.Descriptor instead.
 func (*ObservedGroup) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{139}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *ObservedGroup) GetGroup() string {
@@ -10600,7 +10283,7 @@ type ObserveResponse struct {
 
 func (x *ObserveResponse) Reset() {
 	*x = ObserveResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[140]
+	mi := &file_mq_protocol_mq_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10612,7 +10295,7 @@ func (x *ObserveResponse) String() string {
 func (*ObserveResponse) ProtoMessage() {}
 
 func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[140]
+	mi := &file_mq_protocol_mq_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10625,7 +10308,7 @@ func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveResponse.ProtoReflect.Descriptor instead.
 func (*ObserveResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{140}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ObserveResponse) GetBroker() int32 {
@@ -10731,7 +10414,7 @@ type SetLogLevelRequest struct {
 
 func (x *SetLogLevelRequest) Reset() {
 	*x = SetLogLevelRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[141]
+	mi := &file_mq_protocol_mq_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10743,7 +10426,7 @@ func (x *SetLogLevelRequest) String() string {
 func (*SetLogLevelRequest) ProtoMessage() {}
 
 func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[141]
+	mi := &file_mq_protocol_mq_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10756,7 +10439,7 @@ func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelRequest.ProtoReflect.Descriptor instead.
 func (*SetLogLevelRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{141}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *SetLogLevelRequest) GetLogger() string {
@@ -10789,7 +10472,7 @@ type SetLogLevelResponse struct {
 
 func (x *SetLogLevelResponse) Reset() {
 	*x = SetLogLevelResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[142]
+	mi := &file_mq_protocol_mq_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10801,7 +10484,7 @@ func (x *SetLogLevelResponse) String() string {
 func (*SetLogLevelResponse) ProtoMessage() {}
 
 func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[142]
+	mi := &file_mq_protocol_mq_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10814,7 +10497,7 @@ func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelResponse.ProtoReflect.Descriptor instead.
 func (*SetLogLevelResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{142}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *SetLogLevelResponse) GetSeconds() uint32 {
@@ -10845,7 +10528,7 @@ type LinkHello struct {
 
 func (x *LinkHello) Reset() {
 	*x = LinkHello{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[143]
+	mi := &file_mq_protocol_mq_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10857,7 +10540,7 @@ func (x *LinkHello) String() string {
 func (*LinkHello) ProtoMessage() {}
 
 func (x *LinkHello) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[143]
+	mi := &file_mq_protocol_mq_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10870,7 +10553,7 @@ func (x *LinkHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkHello.ProtoReflect.Descriptor instead.
 func (*LinkHello) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{143}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *LinkHello) GetBroker() int32 {
@@ -10929,7 +10612,7 @@ func (x *LinkHello) GetProof() []byte {
 	return nil
 }
 
-// In the metadata of every other call between brokers, as `tritonmq-peer-bin`.
+// Shown by every other call between brokers (CallOpen.proof).
 type PeerCall struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Broker        int32                  `protobuf:"varint,1,opt,name=broker,proto3" json:"broker,omitempty"`
@@ -10942,7 +10625,7 @@ type PeerCall struct {
 
 func (x *PeerCall) Reset() {
 	*x = PeerCall{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[144]
+	mi := &file_mq_protocol_mq_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10954,7 +10637,7 @@ func (x *PeerCall) String() string {
 func (*PeerCall) ProtoMessage() {}
 
 func (x *PeerCall) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[144]
+	mi := &file_mq_protocol_mq_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10967,7 +10650,7 @@ func (x *PeerCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerCall.ProtoReflect.Descriptor instead.
 func (*PeerCall) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{144}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *PeerCall) GetBroker() int32 {
@@ -11009,7 +10692,7 @@ type ForwardedCall struct {
 
 func (x *ForwardedCall) Reset() {
 	*x = ForwardedCall{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[145]
+	mi := &file_mq_protocol_mq_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11021,7 +10704,7 @@ func (x *ForwardedCall) String() string {
 func (*ForwardedCall) ProtoMessage() {}
 
 func (x *ForwardedCall) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[145]
+	mi := &file_mq_protocol_mq_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11034,7 +10717,7 @@ func (x *ForwardedCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardedCall.ProtoReflect.Descriptor instead.
 func (*ForwardedCall) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{145}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *ForwardedCall) GetSaid() []byte {
@@ -11071,7 +10754,7 @@ type ForwardedFor struct {
 
 func (x *ForwardedFor) Reset() {
 	*x = ForwardedFor{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[146]
+	mi := &file_mq_protocol_mq_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11083,7 +10766,7 @@ func (x *ForwardedFor) String() string {
 func (*ForwardedFor) ProtoMessage() {}
 
 func (x *ForwardedFor) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[146]
+	mi := &file_mq_protocol_mq_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11096,7 +10779,7 @@ func (x *ForwardedFor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardedFor.ProtoReflect.Descriptor instead.
 func (*ForwardedFor) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{146}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *ForwardedFor) GetBroker() int32 {
@@ -11202,7 +10885,7 @@ type AppendEntries struct {
 
 func (x *AppendEntries) Reset() {
 	*x = AppendEntries{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[147]
+	mi := &file_mq_protocol_mq_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11214,7 +10897,7 @@ func (x *AppendEntries) String() string {
 func (*AppendEntries) ProtoMessage() {}
 
 func (x *AppendEntries) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[147]
+	mi := &file_mq_protocol_mq_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11227,7 +10910,7 @@ func (x *AppendEntries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendEntries.ProtoReflect.Descriptor instead.
 func (*AppendEntries) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{147}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *AppendEntries) GetTopicId() string {
@@ -11327,7 +11010,7 @@ type AppendAck struct {
 
 func (x *AppendAck) Reset() {
 	*x = AppendAck{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[148]
+	mi := &file_mq_protocol_mq_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11339,7 +11022,7 @@ func (x *AppendAck) String() string {
 func (*AppendAck) ProtoMessage() {}
 
 func (x *AppendAck) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[148]
+	mi := &file_mq_protocol_mq_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11352,7 +11035,7 @@ func (x *AppendAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendAck.ProtoReflect.Descriptor instead.
 func (*AppendAck) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{148}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *AppendAck) GetTopicId() string {
@@ -11458,7 +11141,7 @@ type SoFar struct {
 
 func (x *SoFar) Reset() {
 	*x = SoFar{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[149]
+	mi := &file_mq_protocol_mq_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11470,7 +11153,7 @@ func (x *SoFar) String() string {
 func (*SoFar) ProtoMessage() {}
 
 func (x *SoFar) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[149]
+	mi := &file_mq_protocol_mq_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11483,7 +11166,7 @@ func (x *SoFar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SoFar.ProtoReflect.Descriptor instead.
 func (*SoFar) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{149}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *SoFar) GetTopicId() string {
@@ -11571,7 +11254,7 @@ type LinkHeader struct {
 
 func (x *LinkHeader) Reset() {
 	*x = LinkHeader{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[150]
+	mi := &file_mq_protocol_mq_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11583,7 +11266,7 @@ func (x *LinkHeader) String() string {
 func (*LinkHeader) ProtoMessage() {}
 
 func (x *LinkHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[150]
+	mi := &file_mq_protocol_mq_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11596,7 +11279,7 @@ func (x *LinkHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkHeader.ProtoReflect.Descriptor instead.
 func (*LinkHeader) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{150}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *LinkHeader) GetHello() *LinkHello {
@@ -11659,7 +11342,7 @@ type LinkBeat struct {
 
 func (x *LinkBeat) Reset() {
 	*x = LinkBeat{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[151]
+	mi := &file_mq_protocol_mq_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11671,7 +11354,7 @@ func (x *LinkBeat) String() string {
 func (*LinkBeat) ProtoMessage() {}
 
 func (x *LinkBeat) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[151]
+	mi := &file_mq_protocol_mq_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11684,7 +11367,7 @@ func (x *LinkBeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkBeat.ProtoReflect.Descriptor instead.
 func (*LinkBeat) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{151}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *LinkBeat) GetDropped() bool {
@@ -11712,7 +11395,7 @@ type SnapshotPart struct {
 
 func (x *SnapshotPart) Reset() {
 	*x = SnapshotPart{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[152]
+	mi := &file_mq_protocol_mq_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11724,7 +11407,7 @@ func (x *SnapshotPart) String() string {
 func (*SnapshotPart) ProtoMessage() {}
 
 func (x *SnapshotPart) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[152]
+	mi := &file_mq_protocol_mq_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11737,7 +11420,7 @@ func (x *SnapshotPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotPart.ProtoReflect.Descriptor instead.
 func (*SnapshotPart) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{152}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *SnapshotPart) GetTopicId() string {
@@ -11815,7 +11498,7 @@ type CancelScheduledRequest struct {
 
 func (x *CancelScheduledRequest) Reset() {
 	*x = CancelScheduledRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[153]
+	mi := &file_mq_protocol_mq_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11827,7 +11510,7 @@ func (x *CancelScheduledRequest) String() string {
 func (*CancelScheduledRequest) ProtoMessage() {}
 
 func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[153]
+	mi := &file_mq_protocol_mq_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11840,7 +11523,7 @@ func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelScheduledRequest.ProtoReflect.Descriptor instead.
 func (*CancelScheduledRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{153}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *CancelScheduledRequest) GetTopic() string {
@@ -11876,7 +11559,7 @@ type CancelScheduledResponse struct {
 
 func (x *CancelScheduledResponse) Reset() {
 	*x = CancelScheduledResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[154]
+	mi := &file_mq_protocol_mq_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11888,7 +11571,7 @@ func (x *CancelScheduledResponse) String() string {
 func (*CancelScheduledResponse) ProtoMessage() {}
 
 func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[154]
+	mi := &file_mq_protocol_mq_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11901,7 +11584,7 @@ func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelScheduledResponse.ProtoReflect.Descriptor instead.
 func (*CancelScheduledResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{154}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *CancelScheduledResponse) GetCancelled() bool {
@@ -11942,7 +11625,7 @@ type AclRule struct {
 
 func (x *AclRule) Reset() {
 	*x = AclRule{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[155]
+	mi := &file_mq_protocol_mq_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11954,7 +11637,7 @@ func (x *AclRule) String() string {
 func (*AclRule) ProtoMessage() {}
 
 func (x *AclRule) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[155]
+	mi := &file_mq_protocol_mq_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11967,7 +11650,7 @@ func (x *AclRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclRule.ProtoReflect.Descriptor instead.
 func (*AclRule) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{155}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *AclRule) GetPrincipal() string {
@@ -12023,7 +11706,7 @@ type AclsRequest struct {
 
 func (x *AclsRequest) Reset() {
 	*x = AclsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[156]
+	mi := &file_mq_protocol_mq_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12035,7 +11718,7 @@ func (x *AclsRequest) String() string {
 func (*AclsRequest) ProtoMessage() {}
 
 func (x *AclsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[156]
+	mi := &file_mq_protocol_mq_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12048,7 +11731,7 @@ func (x *AclsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclsRequest.ProtoReflect.Descriptor instead.
 func (*AclsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{156}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *AclsRequest) GetPrincipal() string {
@@ -12078,7 +11761,7 @@ type AclsResponse struct {
 
 func (x *AclsResponse) Reset() {
 	*x = AclsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[157]
+	mi := &file_mq_protocol_mq_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12090,7 +11773,7 @@ func (x *AclsResponse) String() string {
 func (*AclsResponse) ProtoMessage() {}
 
 func (x *AclsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[157]
+	mi := &file_mq_protocol_mq_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12103,7 +11786,7 @@ func (x *AclsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclsResponse.ProtoReflect.Descriptor instead.
 func (*AclsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{157}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *AclsResponse) GetRules() []*AclRule {
@@ -12151,7 +11834,7 @@ type AlterAclsRequest struct {
 
 func (x *AlterAclsRequest) Reset() {
 	*x = AlterAclsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[158]
+	mi := &file_mq_protocol_mq_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12163,7 +11846,7 @@ func (x *AlterAclsRequest) String() string {
 func (*AlterAclsRequest) ProtoMessage() {}
 
 func (x *AlterAclsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[158]
+	mi := &file_mq_protocol_mq_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12176,7 +11859,7 @@ func (x *AlterAclsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterAclsRequest.ProtoReflect.Descriptor instead.
 func (*AlterAclsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{158}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *AlterAclsRequest) GetAdd() []*AclRule {
@@ -12204,7 +11887,7 @@ type AlterAclsResponse struct {
 
 func (x *AlterAclsResponse) Reset() {
 	*x = AlterAclsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[159]
+	mi := &file_mq_protocol_mq_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12216,7 +11899,7 @@ func (x *AlterAclsResponse) String() string {
 func (*AlterAclsResponse) ProtoMessage() {}
 
 func (x *AlterAclsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[159]
+	mi := &file_mq_protocol_mq_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12229,7 +11912,7 @@ func (x *AlterAclsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterAclsResponse.ProtoReflect.Descriptor instead.
 func (*AlterAclsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{159}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *AlterAclsResponse) GetVersion() int64 {
@@ -12264,7 +11947,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[160]
+	mi := &file_mq_protocol_mq_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12276,7 +11959,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[160]
+	mi := &file_mq_protocol_mq_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12289,7 +11972,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{160}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *RevokeRequest) GetAdd() []string {
@@ -12317,7 +12000,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[161]
+	mi := &file_mq_protocol_mq_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12329,7 +12012,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[161]
+	mi := &file_mq_protocol_mq_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12342,7 +12025,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{161}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *RevokeResponse) GetVersion() int64 {
@@ -12375,7 +12058,7 @@ type RevokedRequest struct {
 
 func (x *RevokedRequest) Reset() {
 	*x = RevokedRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[162]
+	mi := &file_mq_protocol_mq_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12387,7 +12070,7 @@ func (x *RevokedRequest) String() string {
 func (*RevokedRequest) ProtoMessage() {}
 
 func (x *RevokedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[162]
+	mi := &file_mq_protocol_mq_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12400,7 +12083,7 @@ func (x *RevokedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedRequest.ProtoReflect.Descriptor instead.
 func (*RevokedRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{162}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *RevokedRequest) GetAbout() []string {
@@ -12421,7 +12104,7 @@ type KnownEntry struct {
 
 func (x *KnownEntry) Reset() {
 	*x = KnownEntry{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[163]
+	mi := &file_mq_protocol_mq_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12433,7 +12116,7 @@ func (x *KnownEntry) String() string {
 func (*KnownEntry) ProtoMessage() {}
 
 func (x *KnownEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[163]
+	mi := &file_mq_protocol_mq_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12446,7 +12129,7 @@ func (x *KnownEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEntry.ProtoReflect.Descriptor instead.
 func (*KnownEntry) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{163}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *KnownEntry) GetWhose() string {
@@ -12483,7 +12166,7 @@ type RevokedResponse struct {
 
 func (x *RevokedResponse) Reset() {
 	*x = RevokedResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[164]
+	mi := &file_mq_protocol_mq_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12495,7 +12178,7 @@ func (x *RevokedResponse) String() string {
 func (*RevokedResponse) ProtoMessage() {}
 
 func (x *RevokedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[164]
+	mi := &file_mq_protocol_mq_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12508,7 +12191,7 @@ func (x *RevokedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedResponse.ProtoReflect.Descriptor instead.
 func (*RevokedResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{164}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *RevokedResponse) GetEntries() []string {
@@ -12558,7 +12241,7 @@ type CheckAclRequest struct {
 
 func (x *CheckAclRequest) Reset() {
 	*x = CheckAclRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[165]
+	mi := &file_mq_protocol_mq_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12570,7 +12253,7 @@ func (x *CheckAclRequest) String() string {
 func (*CheckAclRequest) ProtoMessage() {}
 
 func (x *CheckAclRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[165]
+	mi := &file_mq_protocol_mq_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12583,7 +12266,7 @@ func (x *CheckAclRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAclRequest.ProtoReflect.Descriptor instead.
 func (*CheckAclRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{165}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *CheckAclRequest) GetPrincipal() string {
@@ -12625,7 +12308,7 @@ type CheckAclResponse struct {
 
 func (x *CheckAclResponse) Reset() {
 	*x = CheckAclResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[166]
+	mi := &file_mq_protocol_mq_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12637,7 +12320,7 @@ func (x *CheckAclResponse) String() string {
 func (*CheckAclResponse) ProtoMessage() {}
 
 func (x *CheckAclResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[166]
+	mi := &file_mq_protocol_mq_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12650,7 +12333,7 @@ func (x *CheckAclResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAclResponse.ProtoReflect.Descriptor instead.
 func (*CheckAclResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{166}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *CheckAclResponse) GetAllowed() bool {
@@ -12687,7 +12370,7 @@ type ApiToken struct {
 
 func (x *ApiToken) Reset() {
 	*x = ApiToken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[167]
+	mi := &file_mq_protocol_mq_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12699,7 +12382,7 @@ func (x *ApiToken) String() string {
 func (*ApiToken) ProtoMessage() {}
 
 func (x *ApiToken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[167]
+	mi := &file_mq_protocol_mq_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12712,7 +12395,7 @@ func (x *ApiToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApiToken.ProtoReflect.Descriptor instead.
 func (*ApiToken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{167}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *ApiToken) GetId() string {
@@ -12747,7 +12430,7 @@ type TokenUser struct {
 
 func (x *TokenUser) Reset() {
 	*x = TokenUser{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[168]
+	mi := &file_mq_protocol_mq_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12759,7 +12442,7 @@ func (x *TokenUser) String() string {
 func (*TokenUser) ProtoMessage() {}
 
 func (x *TokenUser) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[168]
+	mi := &file_mq_protocol_mq_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12772,7 +12455,7 @@ func (x *TokenUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenUser.ProtoReflect.Descriptor instead.
 func (*TokenUser) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{168}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *TokenUser) GetName() string {
@@ -12807,7 +12490,7 @@ type NewApiToken struct {
 
 func (x *NewApiToken) Reset() {
 	*x = NewApiToken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[169]
+	mi := &file_mq_protocol_mq_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12819,7 +12502,7 @@ func (x *NewApiToken) String() string {
 func (*NewApiToken) ProtoMessage() {}
 
 func (x *NewApiToken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[169]
+	mi := &file_mq_protocol_mq_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12832,7 +12515,7 @@ func (x *NewApiToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewApiToken.ProtoReflect.Descriptor instead.
 func (*NewApiToken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{169}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *NewApiToken) GetId() string {
@@ -12865,7 +12548,7 @@ type TokensRequest struct {
 
 func (x *TokensRequest) Reset() {
 	*x = TokensRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[170]
+	mi := &file_mq_protocol_mq_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12877,7 +12560,7 @@ func (x *TokensRequest) String() string {
 func (*TokensRequest) ProtoMessage() {}
 
 func (x *TokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[170]
+	mi := &file_mq_protocol_mq_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12890,7 +12573,7 @@ func (x *TokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensRequest.ProtoReflect.Descriptor instead.
 func (*TokensRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{170}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *TokensRequest) GetUser() string {
@@ -12912,7 +12595,7 @@ type TokensResponse struct {
 
 func (x *TokensResponse) Reset() {
 	*x = TokensResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[171]
+	mi := &file_mq_protocol_mq_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12924,7 +12607,7 @@ func (x *TokensResponse) String() string {
 func (*TokensResponse) ProtoMessage() {}
 
 func (x *TokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[171]
+	mi := &file_mq_protocol_mq_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12937,7 +12620,7 @@ func (x *TokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensResponse.ProtoReflect.Descriptor instead.
 func (*TokensResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{171}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *TokensResponse) GetUsers() []*TokenUser {
@@ -12982,7 +12665,7 @@ type AlterTokensRequest struct {
 
 func (x *AlterTokensRequest) Reset() {
 	*x = AlterTokensRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[172]
+	mi := &file_mq_protocol_mq_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12994,7 +12677,7 @@ func (x *AlterTokensRequest) String() string {
 func (*AlterTokensRequest) ProtoMessage() {}
 
 func (x *AlterTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[172]
+	mi := &file_mq_protocol_mq_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13007,7 +12690,7 @@ func (x *AlterTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTokensRequest.ProtoReflect.Descriptor instead.
 func (*AlterTokensRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{172}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *AlterTokensRequest) GetCreateUser() string {
@@ -13057,7 +12740,7 @@ type AlterTokensResponse struct {
 
 func (x *AlterTokensResponse) Reset() {
 	*x = AlterTokensResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[173]
+	mi := &file_mq_protocol_mq_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13069,7 +12752,7 @@ func (x *AlterTokensResponse) String() string {
 func (*AlterTokensResponse) ProtoMessage() {}
 
 func (x *AlterTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[173]
+	mi := &file_mq_protocol_mq_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13082,7 +12765,7 @@ func (x *AlterTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTokensResponse.ProtoReflect.Descriptor instead.
 func (*AlterTokensResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{173}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *AlterTokensResponse) GetVersion() int64 {
@@ -13125,7 +12808,7 @@ type BrokerOffer struct {
 
 func (x *BrokerOffer) Reset() {
 	*x = BrokerOffer{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[174]
+	mi := &file_mq_protocol_mq_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13137,7 +12820,7 @@ func (x *BrokerOffer) String() string {
 func (*BrokerOffer) ProtoMessage() {}
 
 func (x *BrokerOffer) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[174]
+	mi := &file_mq_protocol_mq_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13150,7 +12833,7 @@ func (x *BrokerOffer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerOffer.ProtoReflect.Descriptor instead.
 func (*BrokerOffer) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{174}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *BrokerOffer) GetId() int32 {
@@ -13175,7 +12858,7 @@ type SecurityFloorRequest struct {
 
 func (x *SecurityFloorRequest) Reset() {
 	*x = SecurityFloorRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[175]
+	mi := &file_mq_protocol_mq_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13187,7 +12870,7 @@ func (x *SecurityFloorRequest) String() string {
 func (*SecurityFloorRequest) ProtoMessage() {}
 
 func (x *SecurityFloorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[175]
+	mi := &file_mq_protocol_mq_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13200,7 +12883,7 @@ func (x *SecurityFloorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecurityFloorRequest.ProtoReflect.Descriptor instead.
 func (*SecurityFloorRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{175}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{172}
 }
 
 type SecurityFloorResponse struct {
@@ -13216,7 +12899,7 @@ type SecurityFloorResponse struct {
 
 func (x *SecurityFloorResponse) Reset() {
 	*x = SecurityFloorResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[176]
+	mi := &file_mq_protocol_mq_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13228,7 +12911,7 @@ func (x *SecurityFloorResponse) String() string {
 func (*SecurityFloorResponse) ProtoMessage() {}
 
 func (x *SecurityFloorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[176]
+	mi := &file_mq_protocol_mq_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13241,7 +12924,7 @@ func (x *SecurityFloorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecurityFloorResponse.ProtoReflect.Descriptor instead.
 func (*SecurityFloorResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{176}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *SecurityFloorResponse) GetDemands() []string {
@@ -13291,7 +12974,7 @@ type AlterSecurityFloorRequest struct {
 
 func (x *AlterSecurityFloorRequest) Reset() {
 	*x = AlterSecurityFloorRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[177]
+	mi := &file_mq_protocol_mq_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13303,7 +12986,7 @@ func (x *AlterSecurityFloorRequest) String() string {
 func (*AlterSecurityFloorRequest) ProtoMessage() {}
 
 func (x *AlterSecurityFloorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[177]
+	mi := &file_mq_protocol_mq_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13316,7 +12999,7 @@ func (x *AlterSecurityFloorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterSecurityFloorRequest.ProtoReflect.Descriptor instead.
 func (*AlterSecurityFloorRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{177}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *AlterSecurityFloorRequest) GetAdd() []string {
@@ -13352,7 +13035,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[178]
+	mi := &file_mq_protocol_mq_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13364,7 +13047,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[178]
+	mi := &file_mq_protocol_mq_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13377,7 +13060,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{178}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *Quota) GetPrincipal() string {
@@ -13402,7 +13085,7 @@ type QuotasRequest struct {
 
 func (x *QuotasRequest) Reset() {
 	*x = QuotasRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[179]
+	mi := &file_mq_protocol_mq_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13414,7 +13097,7 @@ func (x *QuotasRequest) String() string {
 func (*QuotasRequest) ProtoMessage() {}
 
 func (x *QuotasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[179]
+	mi := &file_mq_protocol_mq_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13427,7 +13110,7 @@ func (x *QuotasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotasRequest.ProtoReflect.Descriptor instead.
 func (*QuotasRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{179}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{176}
 }
 
 type QuotasResponse struct {
@@ -13443,7 +13126,7 @@ type QuotasResponse struct {
 
 func (x *QuotasResponse) Reset() {
 	*x = QuotasResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[180]
+	mi := &file_mq_protocol_mq_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13455,7 +13138,7 @@ func (x *QuotasResponse) String() string {
 func (*QuotasResponse) ProtoMessage() {}
 
 func (x *QuotasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[180]
+	mi := &file_mq_protocol_mq_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13468,7 +13151,7 @@ func (x *QuotasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotasResponse.ProtoReflect.Descriptor instead.
 func (*QuotasResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{180}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *QuotasResponse) GetQuotas() []*Quota {
@@ -13518,7 +13201,7 @@ type AlterQuotasRequest struct {
 
 func (x *AlterQuotasRequest) Reset() {
 	*x = AlterQuotasRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[181]
+	mi := &file_mq_protocol_mq_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13530,7 +13213,7 @@ func (x *AlterQuotasRequest) String() string {
 func (*AlterQuotasRequest) ProtoMessage() {}
 
 func (x *AlterQuotasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[181]
+	mi := &file_mq_protocol_mq_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13543,7 +13226,7 @@ func (x *AlterQuotasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterQuotasRequest.ProtoReflect.Descriptor instead.
 func (*AlterQuotasRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{181}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *AlterQuotasRequest) GetPrincipal() string {
@@ -13576,7 +13259,7 @@ type AlterQuotasResponse struct {
 
 func (x *AlterQuotasResponse) Reset() {
 	*x = AlterQuotasResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[182]
+	mi := &file_mq_protocol_mq_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13588,7 +13271,7 @@ func (x *AlterQuotasResponse) String() string {
 func (*AlterQuotasResponse) ProtoMessage() {}
 
 func (x *AlterQuotasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[182]
+	mi := &file_mq_protocol_mq_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13601,7 +13284,7 @@ func (x *AlterQuotasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterQuotasResponse.ProtoReflect.Descriptor instead.
 func (*AlterQuotasResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{182}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *AlterQuotasResponse) GetVersion() int64 {
@@ -13624,7 +13307,7 @@ type EpochStartMeta struct {
 
 func (x *EpochStartMeta) Reset() {
 	*x = EpochStartMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[183]
+	mi := &file_mq_protocol_mq_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13636,7 +13319,7 @@ func (x *EpochStartMeta) String() string {
 func (*EpochStartMeta) ProtoMessage() {}
 
 func (x *EpochStartMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[183]
+	mi := &file_mq_protocol_mq_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13649,7 +13332,7 @@ func (x *EpochStartMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpochStartMeta.ProtoReflect.Descriptor instead.
 func (*EpochStartMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{183}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *EpochStartMeta) GetBroker() int32 {
@@ -13684,7 +13367,7 @@ type BatchAttributes struct {
 
 func (x *BatchAttributes) Reset() {
 	*x = BatchAttributes{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[184]
+	mi := &file_mq_protocol_mq_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13696,7 +13379,7 @@ func (x *BatchAttributes) String() string {
 func (*BatchAttributes) ProtoMessage() {}
 
 func (x *BatchAttributes) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[184]
+	mi := &file_mq_protocol_mq_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13709,7 +13392,7 @@ func (x *BatchAttributes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchAttributes.ProtoReflect.Descriptor instead.
 func (*BatchAttributes) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{184}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *BatchAttributes) GetPriority() uint32 {
@@ -13736,7 +13419,7 @@ type AppendMeta struct {
 
 func (x *AppendMeta) Reset() {
 	*x = AppendMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[185]
+	mi := &file_mq_protocol_mq_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13748,7 +13431,7 @@ func (x *AppendMeta) String() string {
 func (*AppendMeta) ProtoMessage() {}
 
 func (x *AppendMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[185]
+	mi := &file_mq_protocol_mq_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13761,7 +13444,7 @@ func (x *AppendMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendMeta.ProtoReflect.Descriptor instead.
 func (*AppendMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{185}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *AppendMeta) GetRecordUuids() []byte {
@@ -13791,7 +13474,7 @@ type StageMeta struct {
 
 func (x *StageMeta) Reset() {
 	*x = StageMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[186]
+	mi := &file_mq_protocol_mq_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13803,7 +13486,7 @@ func (x *StageMeta) String() string {
 func (*StageMeta) ProtoMessage() {}
 
 func (x *StageMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[186]
+	mi := &file_mq_protocol_mq_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13816,7 +13499,7 @@ func (x *StageMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageMeta.ProtoReflect.Descriptor instead.
 func (*StageMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{186}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *StageMeta) GetKey() *TransactionKey {
@@ -13865,7 +13548,7 @@ type PublishMeta struct {
 
 func (x *PublishMeta) Reset() {
 	*x = PublishMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[187]
+	mi := &file_mq_protocol_mq_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13877,7 +13560,7 @@ func (x *PublishMeta) String() string {
 func (*PublishMeta) ProtoMessage() {}
 
 func (x *PublishMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[187]
+	mi := &file_mq_protocol_mq_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13890,7 +13573,7 @@ func (x *PublishMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishMeta.ProtoReflect.Descriptor instead.
 func (*PublishMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{187}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *PublishMeta) GetKey() *TransactionKey {
@@ -13924,7 +13607,7 @@ type DiscardMeta struct {
 
 func (x *DiscardMeta) Reset() {
 	*x = DiscardMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[188]
+	mi := &file_mq_protocol_mq_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13936,7 +13619,7 @@ func (x *DiscardMeta) String() string {
 func (*DiscardMeta) ProtoMessage() {}
 
 func (x *DiscardMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[188]
+	mi := &file_mq_protocol_mq_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13949,7 +13632,7 @@ func (x *DiscardMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardMeta.ProtoReflect.Descriptor instead.
 func (*DiscardMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{188}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *DiscardMeta) GetKey() *TransactionKey {
@@ -13979,7 +13662,7 @@ type CursorMeta struct {
 
 func (x *CursorMeta) Reset() {
 	*x = CursorMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[189]
+	mi := &file_mq_protocol_mq_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13991,7 +13674,7 @@ func (x *CursorMeta) String() string {
 func (*CursorMeta) ProtoMessage() {}
 
 func (x *CursorMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[189]
+	mi := &file_mq_protocol_mq_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14004,7 +13687,7 @@ func (x *CursorMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CursorMeta.ProtoReflect.Descriptor instead.
 func (*CursorMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{189}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *CursorMeta) GetGroup() string {
@@ -14057,7 +13740,7 @@ type DecideMeta struct {
 
 func (x *DecideMeta) Reset() {
 	*x = DecideMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[190]
+	mi := &file_mq_protocol_mq_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14069,7 +13752,7 @@ func (x *DecideMeta) String() string {
 func (*DecideMeta) ProtoMessage() {}
 
 func (x *DecideMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[190]
+	mi := &file_mq_protocol_mq_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14082,7 +13765,7 @@ func (x *DecideMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideMeta.ProtoReflect.Descriptor instead.
 func (*DecideMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{190}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *DecideMeta) GetKey() *TransactionKey {
@@ -14144,7 +13827,7 @@ type FinishMeta struct {
 
 func (x *FinishMeta) Reset() {
 	*x = FinishMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[191]
+	mi := &file_mq_protocol_mq_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14156,7 +13839,7 @@ func (x *FinishMeta) String() string {
 func (*FinishMeta) ProtoMessage() {}
 
 func (x *FinishMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[191]
+	mi := &file_mq_protocol_mq_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14169,7 +13852,7 @@ func (x *FinishMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishMeta.ProtoReflect.Descriptor instead.
 func (*FinishMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{191}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *FinishMeta) GetKey() *TransactionKey {
@@ -14196,7 +13879,7 @@ type GiveMeta struct {
 
 func (x *GiveMeta) Reset() {
 	*x = GiveMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[192]
+	mi := &file_mq_protocol_mq_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14208,7 +13891,7 @@ func (x *GiveMeta) String() string {
 func (*GiveMeta) ProtoMessage() {}
 
 func (x *GiveMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[192]
+	mi := &file_mq_protocol_mq_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14221,7 +13904,7 @@ func (x *GiveMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveMeta.ProtoReflect.Descriptor instead.
 func (*GiveMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{192}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *GiveMeta) GetKey() *TransactionKey {
@@ -14247,7 +13930,7 @@ type AbortMeta struct {
 
 func (x *AbortMeta) Reset() {
 	*x = AbortMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[193]
+	mi := &file_mq_protocol_mq_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14259,7 +13942,7 @@ func (x *AbortMeta) String() string {
 func (*AbortMeta) ProtoMessage() {}
 
 func (x *AbortMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[193]
+	mi := &file_mq_protocol_mq_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14272,7 +13955,7 @@ func (x *AbortMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortMeta.ProtoReflect.Descriptor instead.
 func (*AbortMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{193}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *AbortMeta) GetKey() *TransactionKey {
@@ -14292,7 +13975,7 @@ type FenceMeta struct {
 
 func (x *FenceMeta) Reset() {
 	*x = FenceMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[194]
+	mi := &file_mq_protocol_mq_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14304,7 +13987,7 @@ func (x *FenceMeta) String() string {
 func (*FenceMeta) ProtoMessage() {}
 
 func (x *FenceMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[194]
+	mi := &file_mq_protocol_mq_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14317,7 +14000,7 @@ func (x *FenceMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceMeta.ProtoReflect.Descriptor instead.
 func (*FenceMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{194}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *FenceMeta) GetKey() *TransactionKey {
@@ -14343,7 +14026,7 @@ type ForgetMeta struct {
 
 func (x *ForgetMeta) Reset() {
 	*x = ForgetMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[195]
+	mi := &file_mq_protocol_mq_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14355,7 +14038,7 @@ func (x *ForgetMeta) String() string {
 func (*ForgetMeta) ProtoMessage() {}
 
 func (x *ForgetMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[195]
+	mi := &file_mq_protocol_mq_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14368,7 +14051,7 @@ func (x *ForgetMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetMeta.ProtoReflect.Descriptor instead.
 func (*ForgetMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{195}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *ForgetMeta) GetKeys() []*TransactionKey {
@@ -14388,7 +14071,7 @@ type ScheduleMeta struct {
 
 func (x *ScheduleMeta) Reset() {
 	*x = ScheduleMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[196]
+	mi := &file_mq_protocol_mq_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14400,7 +14083,7 @@ func (x *ScheduleMeta) String() string {
 func (*ScheduleMeta) ProtoMessage() {}
 
 func (x *ScheduleMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[196]
+	mi := &file_mq_protocol_mq_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14413,7 +14096,7 @@ func (x *ScheduleMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleMeta.ProtoReflect.Descriptor instead.
 func (*ScheduleMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{196}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{193}
 }
 
 func (x *ScheduleMeta) GetDueUs() int64 {
@@ -14439,7 +14122,7 @@ type DeleteGroupMeta struct {
 
 func (x *DeleteGroupMeta) Reset() {
 	*x = DeleteGroupMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[197]
+	mi := &file_mq_protocol_mq_proto_msgTypes[194]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14451,7 +14134,7 @@ func (x *DeleteGroupMeta) String() string {
 func (*DeleteGroupMeta) ProtoMessage() {}
 
 func (x *DeleteGroupMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[197]
+	mi := &file_mq_protocol_mq_proto_msgTypes[194]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14464,7 +14147,7 @@ func (x *DeleteGroupMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupMeta.ProtoReflect.Descriptor instead.
 func (*DeleteGroupMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{197}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{194}
 }
 
 func (x *DeleteGroupMeta) GetGroup() string {
@@ -14483,7 +14166,7 @@ type TrimMeta struct {
 
 func (x *TrimMeta) Reset() {
 	*x = TrimMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[198]
+	mi := &file_mq_protocol_mq_proto_msgTypes[195]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14495,7 +14178,7 @@ func (x *TrimMeta) String() string {
 func (*TrimMeta) ProtoMessage() {}
 
 func (x *TrimMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[198]
+	mi := &file_mq_protocol_mq_proto_msgTypes[195]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14508,7 +14191,7 @@ func (x *TrimMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrimMeta.ProtoReflect.Descriptor instead.
 func (*TrimMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{198}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{195}
 }
 
 func (x *TrimMeta) GetLogStartOffset() int64 {
@@ -14530,7 +14213,7 @@ type WorkMeta struct {
 
 func (x *WorkMeta) Reset() {
 	*x = WorkMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[199]
+	mi := &file_mq_protocol_mq_proto_msgTypes[196]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14542,7 +14225,7 @@ func (x *WorkMeta) String() string {
 func (*WorkMeta) ProtoMessage() {}
 
 func (x *WorkMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[199]
+	mi := &file_mq_protocol_mq_proto_msgTypes[196]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14555,7 +14238,7 @@ func (x *WorkMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkMeta.ProtoReflect.Descriptor instead.
 func (*WorkMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{199}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{196}
 }
 
 func (x *WorkMeta) GetGroup() string {
@@ -14602,7 +14285,7 @@ type WorkStep struct {
 
 func (x *WorkStep) Reset() {
 	*x = WorkStep{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[200]
+	mi := &file_mq_protocol_mq_proto_msgTypes[197]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14614,7 +14297,7 @@ func (x *WorkStep) String() string {
 func (*WorkStep) ProtoMessage() {}
 
 func (x *WorkStep) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[200]
+	mi := &file_mq_protocol_mq_proto_msgTypes[197]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14627,7 +14310,7 @@ func (x *WorkStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkStep.ProtoReflect.Descriptor instead.
 func (*WorkStep) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{200}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{197}
 }
 
 func (x *WorkStep) GetRanges() []uint64 {
@@ -14823,7 +14506,7 @@ type WorkBegin struct {
 
 func (x *WorkBegin) Reset() {
 	*x = WorkBegin{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[201]
+	mi := &file_mq_protocol_mq_proto_msgTypes[198]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14835,7 +14518,7 @@ func (x *WorkBegin) String() string {
 func (*WorkBegin) ProtoMessage() {}
 
 func (x *WorkBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[201]
+	mi := &file_mq_protocol_mq_proto_msgTypes[198]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14848,7 +14531,7 @@ func (x *WorkBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkBegin.ProtoReflect.Descriptor instead.
 func (*WorkBegin) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{201}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{198}
 }
 
 func (x *WorkBegin) GetOffset() uint64 {
@@ -14874,7 +14557,7 @@ type WorkLease struct {
 
 func (x *WorkLease) Reset() {
 	*x = WorkLease{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[202]
+	mi := &file_mq_protocol_mq_proto_msgTypes[199]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14886,7 +14569,7 @@ func (x *WorkLease) String() string {
 func (*WorkLease) ProtoMessage() {}
 
 func (x *WorkLease) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[202]
+	mi := &file_mq_protocol_mq_proto_msgTypes[199]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14899,7 +14582,7 @@ func (x *WorkLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkLease.ProtoReflect.Descriptor instead.
 func (*WorkLease) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{202}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{199}
 }
 
 func (x *WorkLease) GetMember() string {
@@ -14918,7 +14601,7 @@ type WorkAccept struct {
 
 func (x *WorkAccept) Reset() {
 	*x = WorkAccept{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[203]
+	mi := &file_mq_protocol_mq_proto_msgTypes[200]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14930,7 +14613,7 @@ func (x *WorkAccept) String() string {
 func (*WorkAccept) ProtoMessage() {}
 
 func (x *WorkAccept) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[203]
+	mi := &file_mq_protocol_mq_proto_msgTypes[200]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14943,7 +14626,7 @@ func (x *WorkAccept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkAccept.ProtoReflect.Descriptor instead.
 func (*WorkAccept) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{203}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{200}
 }
 
 func (x *WorkAccept) GetLate() *WorkHeld {
@@ -14962,7 +14645,7 @@ type WorkDrop struct {
 
 func (x *WorkDrop) Reset() {
 	*x = WorkDrop{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[204]
+	mi := &file_mq_protocol_mq_proto_msgTypes[201]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14974,7 +14657,7 @@ func (x *WorkDrop) String() string {
 func (*WorkDrop) ProtoMessage() {}
 
 func (x *WorkDrop) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[204]
+	mi := &file_mq_protocol_mq_proto_msgTypes[201]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14987,7 +14670,7 @@ func (x *WorkDrop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkDrop.ProtoReflect.Descriptor instead.
 func (*WorkDrop) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{204}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{201}
 }
 
 func (x *WorkDrop) GetReason() uint32 {
@@ -15009,7 +14692,7 @@ type WorkReturn struct {
 
 func (x *WorkReturn) Reset() {
 	*x = WorkReturn{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[205]
+	mi := &file_mq_protocol_mq_proto_msgTypes[202]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15021,7 +14704,7 @@ func (x *WorkReturn) String() string {
 func (*WorkReturn) ProtoMessage() {}
 
 func (x *WorkReturn) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[205]
+	mi := &file_mq_protocol_mq_proto_msgTypes[202]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15034,7 +14717,7 @@ func (x *WorkReturn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReturn.ProtoReflect.Descriptor instead.
 func (*WorkReturn) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{205}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{202}
 }
 
 func (x *WorkReturn) GetCharged() bool {
@@ -15074,7 +14757,7 @@ type WorkReject struct {
 
 func (x *WorkReject) Reset() {
 	*x = WorkReject{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[206]
+	mi := &file_mq_protocol_mq_proto_msgTypes[203]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15086,7 +14769,7 @@ func (x *WorkReject) String() string {
 func (*WorkReject) ProtoMessage() {}
 
 func (x *WorkReject) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[206]
+	mi := &file_mq_protocol_mq_proto_msgTypes[203]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15099,7 +14782,7 @@ func (x *WorkReject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReject.ProtoReflect.Descriptor instead.
 func (*WorkReject) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{206}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{203}
 }
 
 func (x *WorkReject) GetError() string {
@@ -15122,7 +14805,7 @@ type WorkSend struct {
 
 func (x *WorkSend) Reset() {
 	*x = WorkSend{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[207]
+	mi := &file_mq_protocol_mq_proto_msgTypes[204]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15134,7 +14817,7 @@ func (x *WorkSend) String() string {
 func (*WorkSend) ProtoMessage() {}
 
 func (x *WorkSend) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[207]
+	mi := &file_mq_protocol_mq_proto_msgTypes[204]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15147,7 +14830,7 @@ func (x *WorkSend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkSend.ProtoReflect.Descriptor instead.
 func (*WorkSend) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{207}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{204}
 }
 
 func (x *WorkSend) GetReason() uint32 {
@@ -15194,7 +14877,7 @@ type WorkSent struct {
 
 func (x *WorkSent) Reset() {
 	*x = WorkSent{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[208]
+	mi := &file_mq_protocol_mq_proto_msgTypes[205]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15206,7 +14889,7 @@ func (x *WorkSent) String() string {
 func (*WorkSent) ProtoMessage() {}
 
 func (x *WorkSent) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[208]
+	mi := &file_mq_protocol_mq_proto_msgTypes[205]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15219,7 +14902,7 @@ func (x *WorkSent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkSent.ProtoReflect.Descriptor instead.
 func (*WorkSent) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{208}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{205}
 }
 
 func (x *WorkSent) GetN() uint64 {
@@ -15237,7 +14920,7 @@ type WorkPark struct {
 
 func (x *WorkPark) Reset() {
 	*x = WorkPark{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[209]
+	mi := &file_mq_protocol_mq_proto_msgTypes[206]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15249,7 +14932,7 @@ func (x *WorkPark) String() string {
 func (*WorkPark) ProtoMessage() {}
 
 func (x *WorkPark) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[209]
+	mi := &file_mq_protocol_mq_proto_msgTypes[206]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15262,7 +14945,7 @@ func (x *WorkPark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPark.ProtoReflect.Descriptor instead.
 func (*WorkPark) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{209}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{206}
 }
 
 type WorkReset struct {
@@ -15273,7 +14956,7 @@ type WorkReset struct {
 
 func (x *WorkReset) Reset() {
 	*x = WorkReset{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[210]
+	mi := &file_mq_protocol_mq_proto_msgTypes[207]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15285,7 +14968,7 @@ func (x *WorkReset) String() string {
 func (*WorkReset) ProtoMessage() {}
 
 func (x *WorkReset) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[210]
+	mi := &file_mq_protocol_mq_proto_msgTypes[207]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15298,7 +14981,7 @@ func (x *WorkReset) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReset.ProtoReflect.Descriptor instead.
 func (*WorkReset) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{210}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{207}
 }
 
 type WorkEnd struct {
@@ -15309,7 +14992,7 @@ type WorkEnd struct {
 
 func (x *WorkEnd) Reset() {
 	*x = WorkEnd{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[211]
+	mi := &file_mq_protocol_mq_proto_msgTypes[208]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15321,7 +15004,7 @@ func (x *WorkEnd) String() string {
 func (*WorkEnd) ProtoMessage() {}
 
 func (x *WorkEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[211]
+	mi := &file_mq_protocol_mq_proto_msgTypes[208]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15334,7 +15017,7 @@ func (x *WorkEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkEnd.ProtoReflect.Descriptor instead.
 func (*WorkEnd) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{211}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{208}
 }
 
 type OutputLine struct {
@@ -15348,7 +15031,7 @@ type OutputLine struct {
 
 func (x *OutputLine) Reset() {
 	*x = OutputLine{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[212]
+	mi := &file_mq_protocol_mq_proto_msgTypes[209]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15360,7 +15043,7 @@ func (x *OutputLine) String() string {
 func (*OutputLine) ProtoMessage() {}
 
 func (x *OutputLine) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[212]
+	mi := &file_mq_protocol_mq_proto_msgTypes[209]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15373,7 +15056,7 @@ func (x *OutputLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputLine.ProtoReflect.Descriptor instead.
 func (*OutputLine) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{212}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{209}
 }
 
 func (x *OutputLine) GetTopicId() string {
@@ -15411,7 +15094,7 @@ type PlacedUuids struct {
 
 func (x *PlacedUuids) Reset() {
 	*x = PlacedUuids{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[213]
+	mi := &file_mq_protocol_mq_proto_msgTypes[210]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15423,7 +15106,7 @@ func (x *PlacedUuids) String() string {
 func (*PlacedUuids) ProtoMessage() {}
 
 func (x *PlacedUuids) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[213]
+	mi := &file_mq_protocol_mq_proto_msgTypes[210]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15436,7 +15119,7 @@ func (x *PlacedUuids) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacedUuids.ProtoReflect.Descriptor instead.
 func (*PlacedUuids) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{213}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{210}
 }
 
 func (x *PlacedUuids) GetUuids() []byte {
@@ -15487,7 +15170,7 @@ type StagedBatchState struct {
 
 func (x *StagedBatchState) Reset() {
 	*x = StagedBatchState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[214]
+	mi := &file_mq_protocol_mq_proto_msgTypes[211]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15499,7 +15182,7 @@ func (x *StagedBatchState) String() string {
 func (*StagedBatchState) ProtoMessage() {}
 
 func (x *StagedBatchState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[214]
+	mi := &file_mq_protocol_mq_proto_msgTypes[211]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15512,7 +15195,7 @@ func (x *StagedBatchState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedBatchState.ProtoReflect.Descriptor instead.
 func (*StagedBatchState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{214}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{211}
 }
 
 func (x *StagedBatchState) GetUuid() []byte {
@@ -15609,7 +15292,7 @@ type PublishedState struct {
 
 func (x *PublishedState) Reset() {
 	*x = PublishedState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[215]
+	mi := &file_mq_protocol_mq_proto_msgTypes[212]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15621,7 +15304,7 @@ func (x *PublishedState) String() string {
 func (*PublishedState) ProtoMessage() {}
 
 func (x *PublishedState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[215]
+	mi := &file_mq_protocol_mq_proto_msgTypes[212]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15634,7 +15317,7 @@ func (x *PublishedState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedState.ProtoReflect.Descriptor instead.
 func (*PublishedState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{215}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{212}
 }
 
 func (x *PublishedState) GetKey() *TransactionKey {
@@ -15664,7 +15347,7 @@ type CursorState struct {
 
 func (x *CursorState) Reset() {
 	*x = CursorState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[216]
+	mi := &file_mq_protocol_mq_proto_msgTypes[213]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15676,7 +15359,7 @@ func (x *CursorState) String() string {
 func (*CursorState) ProtoMessage() {}
 
 func (x *CursorState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[216]
+	mi := &file_mq_protocol_mq_proto_msgTypes[213]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15689,7 +15372,7 @@ func (x *CursorState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CursorState.ProtoReflect.Descriptor instead.
 func (*CursorState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{216}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{213}
 }
 
 func (x *CursorState) GetGroup() string {
@@ -15746,7 +15429,7 @@ type TransactionStateMeta struct {
 
 func (x *TransactionStateMeta) Reset() {
 	*x = TransactionStateMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[217]
+	mi := &file_mq_protocol_mq_proto_msgTypes[214]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15758,7 +15441,7 @@ func (x *TransactionStateMeta) String() string {
 func (*TransactionStateMeta) ProtoMessage() {}
 
 func (x *TransactionStateMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[217]
+	mi := &file_mq_protocol_mq_proto_msgTypes[214]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15771,7 +15454,7 @@ func (x *TransactionStateMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionStateMeta.ProtoReflect.Descriptor instead.
 func (*TransactionStateMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{217}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{214}
 }
 
 func (x *TransactionStateMeta) GetKey() *TransactionKey {
@@ -15886,7 +15569,7 @@ type WorkPart struct {
 
 func (x *WorkPart) Reset() {
 	*x = WorkPart{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[218]
+	mi := &file_mq_protocol_mq_proto_msgTypes[215]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15898,7 +15581,7 @@ func (x *WorkPart) String() string {
 func (*WorkPart) ProtoMessage() {}
 
 func (x *WorkPart) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[218]
+	mi := &file_mq_protocol_mq_proto_msgTypes[215]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15911,7 +15594,7 @@ func (x *WorkPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPart.ProtoReflect.Descriptor instead.
 func (*WorkPart) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{218}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{215}
 }
 
 func (x *WorkPart) GetGroup() string {
@@ -16106,7 +15789,7 @@ type WorkDropped struct {
 
 func (x *WorkDropped) Reset() {
 	*x = WorkDropped{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[219]
+	mi := &file_mq_protocol_mq_proto_msgTypes[216]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16118,7 +15801,7 @@ func (x *WorkDropped) String() string {
 func (*WorkDropped) ProtoMessage() {}
 
 func (x *WorkDropped) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[219]
+	mi := &file_mq_protocol_mq_proto_msgTypes[216]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16131,7 +15814,7 @@ func (x *WorkDropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkDropped.ProtoReflect.Descriptor instead.
 func (*WorkDropped) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{219}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{216}
 }
 
 func (x *WorkDropped) GetReason() uint32 {
@@ -16160,7 +15843,7 @@ type WorkHeld struct {
 
 func (x *WorkHeld) Reset() {
 	*x = WorkHeld{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[220]
+	mi := &file_mq_protocol_mq_proto_msgTypes[217]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16172,7 +15855,7 @@ func (x *WorkHeld) String() string {
 func (*WorkHeld) ProtoMessage() {}
 
 func (x *WorkHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[220]
+	mi := &file_mq_protocol_mq_proto_msgTypes[217]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16185,7 +15868,7 @@ func (x *WorkHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkHeld.ProtoReflect.Descriptor instead.
 func (*WorkHeld) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{220}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{217}
 }
 
 func (x *WorkHeld) GetLeaderEpoch() uint64 {
@@ -16229,7 +15912,7 @@ type WorkEnded struct {
 
 func (x *WorkEnded) Reset() {
 	*x = WorkEnded{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[221]
+	mi := &file_mq_protocol_mq_proto_msgTypes[218]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16241,7 +15924,7 @@ func (x *WorkEnded) String() string {
 func (*WorkEnded) ProtoMessage() {}
 
 func (x *WorkEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[221]
+	mi := &file_mq_protocol_mq_proto_msgTypes[218]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16254,7 +15937,7 @@ func (x *WorkEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkEnded.ProtoReflect.Descriptor instead.
 func (*WorkEnded) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{221}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{218}
 }
 
 func (x *WorkEnded) GetLease() *WorkHeld {
@@ -16299,7 +15982,7 @@ type WorkMark struct {
 
 func (x *WorkMark) Reset() {
 	*x = WorkMark{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[222]
+	mi := &file_mq_protocol_mq_proto_msgTypes[219]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16311,7 +15994,7 @@ func (x *WorkMark) String() string {
 func (*WorkMark) ProtoMessage() {}
 
 func (x *WorkMark) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[222]
+	mi := &file_mq_protocol_mq_proto_msgTypes[219]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16324,7 +16007,7 @@ func (x *WorkMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkMark.ProtoReflect.Descriptor instead.
 func (*WorkMark) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{222}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{219}
 }
 
 func (x *WorkMark) GetDeliveries() uint64 {
@@ -16381,7 +16064,7 @@ type WorkOutgoing struct {
 
 func (x *WorkOutgoing) Reset() {
 	*x = WorkOutgoing{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[223]
+	mi := &file_mq_protocol_mq_proto_msgTypes[220]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16393,7 +16076,7 @@ func (x *WorkOutgoing) String() string {
 func (*WorkOutgoing) ProtoMessage() {}
 
 func (x *WorkOutgoing) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[223]
+	mi := &file_mq_protocol_mq_proto_msgTypes[220]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16406,7 +16089,7 @@ func (x *WorkOutgoing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkOutgoing.ProtoReflect.Descriptor instead.
 func (*WorkOutgoing) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{223}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{220}
 }
 
 func (x *WorkOutgoing) GetN() uint64 {
@@ -16447,7 +16130,7 @@ type WorkTaken struct {
 
 func (x *WorkTaken) Reset() {
 	*x = WorkTaken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[224]
+	mi := &file_mq_protocol_mq_proto_msgTypes[221]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16459,7 +16142,7 @@ func (x *WorkTaken) String() string {
 func (*WorkTaken) ProtoMessage() {}
 
 func (x *WorkTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[224]
+	mi := &file_mq_protocol_mq_proto_msgTypes[221]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16472,7 +16155,7 @@ func (x *WorkTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkTaken.ProtoReflect.Descriptor instead.
 func (*WorkTaken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{224}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{221}
 }
 
 func (x *WorkTaken) GetMember() string {
@@ -16508,7 +16191,7 @@ type SnapshotState struct {
 
 func (x *SnapshotState) Reset() {
 	*x = SnapshotState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[225]
+	mi := &file_mq_protocol_mq_proto_msgTypes[222]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16520,7 +16203,7 @@ func (x *SnapshotState) String() string {
 func (*SnapshotState) ProtoMessage() {}
 
 func (x *SnapshotState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[225]
+	mi := &file_mq_protocol_mq_proto_msgTypes[222]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16533,7 +16216,7 @@ func (x *SnapshotState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotState.ProtoReflect.Descriptor instead.
 func (*SnapshotState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{225}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{222}
 }
 
 func (x *SnapshotState) GetLastIndex() uint64 {
@@ -17059,29 +16742,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\aLeaseId\x12!\n" +
 	"\fleader_epoch\x18\x01 \x01(\x04R\vleaderEpoch\x12\x14\n" +
 	"\x05entry\x18\x02 \x01(\x04R\x05entry\x12\x12\n" +
-	"\x04step\x18\x03 \x01(\rR\x04step\"\x9e\x04\n" +
-	"\fLeaseRequest\x12\x14\n" +
-	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
-	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x14\n" +
-	"\x05group\x18\x03 \x01(\tR\x05group\x12\x19\n" +
-	"\btopic_id\x18\x04 \x01(\tR\atopicId\x12\x16\n" +
-	"\x06member\x18\x05 \x01(\tR\x06member\x12\x1d\n" +
-	"\n" +
-	"member_key\x18\x06 \x01(\fR\tmemberKey\x12\x1f\n" +
-	"\vrecords_max\x18\a \x01(\rR\n" +
-	"recordsMax\x12\x1b\n" +
-	"\tbytes_max\x18\b \x01(\x04R\bbytesMax\x12\x17\n" +
-	"\await_ms\x18\t \x01(\rR\x06waitMs\x12\x19\n" +
-	"\blease_ms\x18\n" +
-	" \x01(\rR\aleaseMs\x12\x16\n" +
-	"\x06accept\x18\v \x01(\bR\x06accept\x12(\n" +
-	"\x04held\x18\f \x03(\v2\x14.tritonmq.v1.LeaseIdR\x04held\x12\x18\n" +
-	"\aworking\x18\r \x01(\rR\aworking\x120\n" +
-	"\asettles\x18\x0e \x03(\v2\x16.tritonmq.v1.SettleOneR\asettles\x12$\n" +
-	"\x0erows_bytes_max\x18\x0f \x01(\rR\frowsBytesMax\x12\x1a\n" +
-	"\bpriority\x18\x10 \x01(\rR\bpriority\x12\x18\n" +
-	"\aleaving\x18\x11 \x01(\bR\aleaving\x12\x16\n" +
-	"\x06filter\x18\x12 \x01(\tR\x06filter\"\xcf\x03\n" +
+	"\x04step\x18\x03 \x01(\rR\x04step\"\xd6\x02\n" +
 	"\rLeaseResponse\x12*\n" +
 	"\x05lease\x18\x01 \x01(\v2\x14.tritonmq.v1.LeaseIdR\x05lease\x12\x16\n" +
 	"\x06ranges\x18\x02 \x03(\x04R\x06ranges\x12\x1e\n" +
@@ -17090,15 +16751,12 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"deliveries\x12\x1a\n" +
 	"\bfailures\x18\x04 \x03(\rR\bfailures\x12\x19\n" +
 	"\blease_ms\x18\x05 \x01(\rR\aleaseMs\x12\x14\n" +
-	"\x05ready\x18\x06 \x01(\bR\x05ready\x12(\n" +
-	"\x04gone\x18\a \x03(\v2\x14.tritonmq.v1.LeaseIdR\x04gone\x12\x16\n" +
-	"\x06number\x18\b \x01(\x04R\x06number\x12-\n" +
-	"\x05order\x18\t \x01(\x0e2\x17.tritonmq.v1.QueueOrderR\x05order\x12\x19\n" +
-	"\border_by\x18\n" +
-	" \x01(\tR\aorderBy\x123\n" +
-	"\aanswers\x18\v \x03(\v2\x19.tritonmq.v1.SettleAnswerR\aanswers\x122\n" +
-	"\abatches\x18\f \x03(\v2\x18.tritonmq.v1.StoredBatchR\abatches\x12\x18\n" +
-	"\apayload\x18\r \x01(\fR\apayload\"\x90\x02\n" +
+	"\x05ready\x18\x06 \x01(\bR\x05ready\x12\x16\n" +
+	"\x06number\x18\a \x01(\x04R\x06number\x12-\n" +
+	"\x05order\x18\b \x01(\x0e2\x17.tritonmq.v1.QueueOrderR\x05order\x12\x19\n" +
+	"\border_by\x18\t \x01(\tR\aorderBy\x122\n" +
+	"\abatches\x18\n" +
+	" \x03(\v2\x18.tritonmq.v1.StoredBatchR\abatches\"\x90\x02\n" +
 	"\tSettleOne\x12*\n" +
 	"\x05lease\x18\x01 \x01(\v2\x14.tritonmq.v1.LeaseIdR\x05lease\x12\x16\n" +
 	"\x06ranges\x18\x02 \x03(\x04R\x06ranges\x12.\n" +
@@ -17107,25 +16765,14 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\bdelay_ms\x18\x05 \x01(\x04H\x00R\adelayMs\x88\x01\x01\x124\n" +
 	"\aoutputs\x18\x06 \x03(\v2\x1a.tritonmq.v1.StagedBatchesR\aoutputs\x12\x16\n" +
 	"\x06number\x18\a \x01(\x04R\x06numberB\v\n" +
-	"\t_delay_ms\"\xdd\x01\n" +
-	"\rSettleRequest\x12\x14\n" +
-	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
-	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x14\n" +
-	"\x05group\x18\x03 \x01(\tR\x05group\x12\x19\n" +
-	"\btopic_id\x18\x04 \x01(\tR\atopicId\x12\x16\n" +
-	"\x06member\x18\x05 \x01(\tR\x06member\x120\n" +
-	"\asettles\x18\x06 \x03(\v2\x16.tritonmq.v1.SettleOneR\asettles\x12\x1d\n" +
-	"\n" +
-	"timeout_ms\x18\a \x01(\rR\ttimeoutMs\"\x80\x01\n" +
+	"\t_delay_ms\"\x80\x01\n" +
 	"\fSettleAnswer\x12(\n" +
 	"\x05error\x18\x01 \x01(\v2\x12.tritonmq.v1.ErrorR\x05error\x12\x12\n" +
 	"\x04lost\x18\x02 \x03(\x04R\x04lost\x122\n" +
 	"\x06pulled\x18\x03 \x03(\v2\x1a.tritonmq.v1.PulledRecordsR\x06pulled\"S\n" +
 	"\rPulledRecords\x12*\n" +
 	"\x05lease\x18\x01 \x01(\v2\x14.tritonmq.v1.LeaseIdR\x05lease\x12\x16\n" +
-	"\x06ranges\x18\x02 \x03(\x04R\x06ranges\"E\n" +
-	"\x0eSettleResponse\x123\n" +
-	"\aanswers\x18\x01 \x03(\v2\x19.tritonmq.v1.SettleAnswerR\aanswers\"F\n" +
+	"\x06ranges\x18\x02 \x03(\x04R\x06ranges\"F\n" +
 	"\vWorkRequest\x127\n" +
 	"\bsessions\x18\x01 \x03(\v2\x1b.tritonmq.v1.SessionRequestR\bsessions\"\xa8\x02\n" +
 	"\x0eSessionRequest\x12\x18\n" +
@@ -17135,7 +16782,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x06credit\x18\x04 \x01(\v2\x17.tritonmq.v1.WorkCreditR\x06credit\x120\n" +
 	"\asettles\x18\x05 \x03(\v2\x16.tritonmq.v1.SettleOneR\asettles\x12\x14\n" +
 	"\x05close\x18\x06 \x01(\bR\x05close\x12*\n" +
-	"\x05check\x18\a \x03(\v2\x14.tritonmq.v1.LeaseIdR\x05check\"\xd2\x01\n" +
+	"\x05check\x18\a \x03(\v2\x14.tritonmq.v1.LeaseIdR\x05check\"\xec\x01\n" +
 	"\bWorkOpen\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x14\n" +
@@ -17144,22 +16791,25 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x06member\x18\x05 \x01(\tR\x06member\x12\x1d\n" +
 	"\n" +
 	"member_key\x18\x06 \x01(\fR\tmemberKey\x12*\n" +
-	"\x04held\x18\a \x03(\v2\x16.tritonmq.v1.HeldLeaseR\x04held\"O\n" +
+	"\x04held\x18\a \x03(\v2\x16.tritonmq.v1.HeldLeaseR\x04held\x12\x18\n" +
+	"\alasting\x18\b \x01(\bR\alasting\"O\n" +
 	"\tHeldLease\x12*\n" +
 	"\x05lease\x18\x01 \x01(\v2\x14.tritonmq.v1.LeaseIdR\x05lease\x12\x16\n" +
-	"\x06ranges\x18\x02 \x03(\x04R\x06ranges\"\x8c\x01\n" +
+	"\x06ranges\x18\x02 \x03(\x04R\x06ranges\"\xaf\x01\n" +
 	"\tWorkTerms\x12\x19\n" +
 	"\blease_ms\x18\x01 \x01(\rR\aleaseMs\x12\x16\n" +
 	"\x06accept\x18\x02 \x01(\bR\x06accept\x12\x18\n" +
 	"\aworking\x18\x03 \x01(\rR\aworking\x12\x1a\n" +
 	"\bpriority\x18\x04 \x01(\rR\bpriority\x12\x16\n" +
-	"\x06filter\x18\x05 \x01(\tR\x06filter\"j\n" +
+	"\x06filter\x18\x05 \x01(\tR\x06filter\x12!\n" +
+	"\fwithout_rows\x18\x06 \x01(\bR\vwithoutRows\"~\n" +
 	"\n" +
 	"WorkCredit\x12\x18\n" +
 	"\arecords\x18\x01 \x01(\x03R\arecords\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x12\x14\n" +
 	"\x05watch\x18\x03 \x01(\bR\x05watch\x12\x16\n" +
-	"\x06recall\x18\x04 \x01(\bR\x06recall\"Y\n" +
+	"\x06recall\x18\x04 \x01(\bR\x06recall\x12\x12\n" +
+	"\x04once\x18\x05 \x01(\bR\x04once\"Y\n" +
 	"\fWorkResponse\x12/\n" +
 	"\x06header\x18\x01 \x01(\v2\x17.tritonmq.v1.WorkHeaderR\x06header\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\"F\n" +
@@ -18116,7 +17766,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\n" +
 	"\x06TOPICS\x10\x01\x12\x0e\n" +
 	"\n" +
-	"PARTITIONS\x10\x022\xda\x1c\n" +
+	"PARTITIONS\x10\x022\xd7\x1b\n" +
 	"\x06Broker\x12G\n" +
 	"\bMetadata\x12\x1c.tritonmq.v1.MetadataRequest\x1a\x1d.tritonmq.v1.MetadataResponse\x12P\n" +
 	"\vCreateTopic\x12\x1f.tritonmq.v1.CreateTopicRequest\x1a .tritonmq.v1.CreateTopicResponse\x12S\n" +
@@ -18148,9 +17798,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x06Staged\x12\x1a.tritonmq.v1.StagedRequest\x1a\x1b.tritonmq.v1.StagedResponse\x12S\n" +
 	"\fTransactions\x12 .tritonmq.v1.TransactionsRequest\x1a!.tritonmq.v1.TransactionsResponse\x12_\n" +
 	"\x10AbortTransaction\x12$.tritonmq.v1.AbortTransactionRequest\x1a%.tritonmq.v1.AbortTransactionResponse\x12\\\n" +
-	"\x0fGiveTransaction\x12#.tritonmq.v1.GiveTransactionRequest\x1a$.tritonmq.v1.GiveTransactionResponse\x12>\n" +
-	"\x05Lease\x12\x19.tritonmq.v1.LeaseRequest\x1a\x1a.tritonmq.v1.LeaseResponse\x12A\n" +
-	"\x06Settle\x12\x1a.tritonmq.v1.SettleRequest\x1a\x1b.tritonmq.v1.SettleResponse\x12?\n" +
+	"\x0fGiveTransaction\x12#.tritonmq.v1.GiveTransactionRequest\x1a$.tritonmq.v1.GiveTransactionResponse\x12?\n" +
 	"\x04Work\x12\x18.tritonmq.v1.WorkRequest\x1a\x19.tritonmq.v1.WorkResponse(\x010\x01\x12D\n" +
 	"\aObserve\x12\x1b.tritonmq.v1.ObserveRequest\x1a\x1c.tritonmq.v1.ObserveResponse\x12P\n" +
 	"\vSetLogLevel\x12\x1f.tritonmq.v1.SetLogLevelRequest\x1a .tritonmq.v1.SetLogLevelResponse\x12;\n" +
@@ -18198,7 +17846,7 @@ func file_mq_protocol_mq_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_protocol_mq_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 240)
+var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 237)
 var file_mq_protocol_mq_proto_goTypes = []any{
 	(ErrorCode)(0),                    // 0: tritonmq.v1.ErrorCode
 	(PeerRefusal)(0),                  // 1: tritonmq.v1.PeerRefusal
@@ -18281,190 +17929,187 @@ var file_mq_protocol_mq_proto_goTypes = []any{
 	(*QueuesRequest)(nil),             // 78: tritonmq.v1.QueuesRequest
 	(*QueuesResponse)(nil),            // 79: tritonmq.v1.QueuesResponse
 	(*LeaseId)(nil),                   // 80: tritonmq.v1.LeaseId
-	(*LeaseRequest)(nil),              // 81: tritonmq.v1.LeaseRequest
-	(*LeaseResponse)(nil),             // 82: tritonmq.v1.LeaseResponse
-	(*SettleOne)(nil),                 // 83: tritonmq.v1.SettleOne
-	(*SettleRequest)(nil),             // 84: tritonmq.v1.SettleRequest
-	(*SettleAnswer)(nil),              // 85: tritonmq.v1.SettleAnswer
-	(*PulledRecords)(nil),             // 86: tritonmq.v1.PulledRecords
-	(*SettleResponse)(nil),            // 87: tritonmq.v1.SettleResponse
-	(*WorkRequest)(nil),               // 88: tritonmq.v1.WorkRequest
-	(*SessionRequest)(nil),            // 89: tritonmq.v1.SessionRequest
-	(*WorkOpen)(nil),                  // 90: tritonmq.v1.WorkOpen
-	(*HeldLease)(nil),                 // 91: tritonmq.v1.HeldLease
-	(*WorkTerms)(nil),                 // 92: tritonmq.v1.WorkTerms
-	(*WorkCredit)(nil),                // 93: tritonmq.v1.WorkCredit
-	(*WorkResponse)(nil),              // 94: tritonmq.v1.WorkResponse
-	(*WorkHeader)(nil),                // 95: tritonmq.v1.WorkHeader
-	(*SessionResponse)(nil),           // 96: tritonmq.v1.SessionResponse
-	(*NumberedAnswer)(nil),            // 97: tritonmq.v1.NumberedAnswer
-	(*DescribeQueueRequest)(nil),      // 98: tritonmq.v1.DescribeQueueRequest
-	(*QueueMember)(nil),               // 99: tritonmq.v1.QueueMember
-	(*QueueRun)(nil),                  // 100: tritonmq.v1.QueueRun
-	(*QueuePartition)(nil),            // 101: tritonmq.v1.QueuePartition
-	(*BlockedBy)(nil),                 // 102: tritonmq.v1.BlockedBy
-	(*DescribeQueueResponse)(nil),     // 103: tritonmq.v1.DescribeQueueResponse
-	(*SweepQueueRequest)(nil),         // 104: tritonmq.v1.SweepQueueRequest
-	(*SweptPartition)(nil),            // 105: tritonmq.v1.SweptPartition
-	(*SweepQueueResponse)(nil),        // 106: tritonmq.v1.SweepQueueResponse
-	(*StagedBatches)(nil),             // 107: tritonmq.v1.StagedBatches
-	(*DecideRequest)(nil),             // 108: tritonmq.v1.DecideRequest
-	(*DecideResponse)(nil),            // 109: tritonmq.v1.DecideResponse
-	(*PublishRequest)(nil),            // 110: tritonmq.v1.PublishRequest
-	(*PublishResponse)(nil),           // 111: tritonmq.v1.PublishResponse
-	(*DiscardRequest)(nil),            // 112: tritonmq.v1.DiscardRequest
-	(*DiscardResponse)(nil),           // 113: tritonmq.v1.DiscardResponse
-	(*TransactionStatusRequest)(nil),  // 114: tritonmq.v1.TransactionStatusRequest
-	(*TransactionStatusResponse)(nil), // 115: tritonmq.v1.TransactionStatusResponse
-	(*StagedRequest)(nil),             // 116: tritonmq.v1.StagedRequest
-	(*StagedInfo)(nil),                // 117: tritonmq.v1.StagedInfo
-	(*StagedResponse)(nil),            // 118: tritonmq.v1.StagedResponse
-	(*TransactionsRequest)(nil),       // 119: tritonmq.v1.TransactionsRequest
-	(*KnownTransaction)(nil),          // 120: tritonmq.v1.KnownTransaction
-	(*StagedSum)(nil),                 // 121: tritonmq.v1.StagedSum
-	(*TransactionsResponse)(nil),      // 122: tritonmq.v1.TransactionsResponse
-	(*AbortTransactionRequest)(nil),   // 123: tritonmq.v1.AbortTransactionRequest
-	(*AbortTransactionResponse)(nil),  // 124: tritonmq.v1.AbortTransactionResponse
-	(*GiveTransactionRequest)(nil),    // 125: tritonmq.v1.GiveTransactionRequest
-	(*GiveTransactionResponse)(nil),   // 126: tritonmq.v1.GiveTransactionResponse
-	(*GiveKeyRequest)(nil),            // 127: tritonmq.v1.GiveKeyRequest
-	(*AbortKeyRequest)(nil),           // 128: tritonmq.v1.AbortKeyRequest
-	(*FenceRequest)(nil),              // 129: tritonmq.v1.FenceRequest
-	(*FencedPartition)(nil),           // 130: tritonmq.v1.FencedPartition
-	(*FenceResponse)(nil),             // 131: tritonmq.v1.FenceResponse
-	(*AreStagedRequest)(nil),          // 132: tritonmq.v1.AreStagedRequest
-	(*AreStagedResponse)(nil),         // 133: tritonmq.v1.AreStagedResponse
-	(*StageRequest)(nil),              // 134: tritonmq.v1.StageRequest
-	(*StageResponse)(nil),             // 135: tritonmq.v1.StageResponse
-	(*AttemptStatusRequest)(nil),      // 136: tritonmq.v1.AttemptStatusRequest
-	(*AttemptStatusResponse)(nil),     // 137: tritonmq.v1.AttemptStatusResponse
-	(*StreamGroupsRequest)(nil),       // 138: tritonmq.v1.StreamGroupsRequest
-	(*StreamGroupsResponse)(nil),      // 139: tritonmq.v1.StreamGroupsResponse
-	(*QueueIdleRequest)(nil),          // 140: tritonmq.v1.QueueIdleRequest
-	(*QueueIdleResponse)(nil),         // 141: tritonmq.v1.QueueIdleResponse
-	(*LockRequest)(nil),               // 142: tritonmq.v1.LockRequest
-	(*LockResponse)(nil),              // 143: tritonmq.v1.LockResponse
-	(*ObserveRequest)(nil),            // 144: tritonmq.v1.ObserveRequest
-	(*ObservedTopic)(nil),             // 145: tritonmq.v1.ObservedTopic
-	(*ObservedPartition)(nil),         // 146: tritonmq.v1.ObservedPartition
-	(*ObservedGroup)(nil),             // 147: tritonmq.v1.ObservedGroup
-	(*ObserveResponse)(nil),           // 148: tritonmq.v1.ObserveResponse
-	(*SetLogLevelRequest)(nil),        // 149: tritonmq.v1.SetLogLevelRequest
-	(*SetLogLevelResponse)(nil),       // 150: tritonmq.v1.SetLogLevelResponse
-	(*LinkHello)(nil),                 // 151: tritonmq.v1.LinkHello
-	(*PeerCall)(nil),                  // 152: tritonmq.v1.PeerCall
-	(*ForwardedCall)(nil),             // 153: tritonmq.v1.ForwardedCall
-	(*ForwardedFor)(nil),              // 154: tritonmq.v1.ForwardedFor
-	(*AppendEntries)(nil),             // 155: tritonmq.v1.AppendEntries
-	(*AppendAck)(nil),                 // 156: tritonmq.v1.AppendAck
-	(*SoFar)(nil),                     // 157: tritonmq.v1.SoFar
-	(*LinkHeader)(nil),                // 158: tritonmq.v1.LinkHeader
-	(*LinkBeat)(nil),                  // 159: tritonmq.v1.LinkBeat
-	(*SnapshotPart)(nil),              // 160: tritonmq.v1.SnapshotPart
-	(*CancelScheduledRequest)(nil),    // 161: tritonmq.v1.CancelScheduledRequest
-	(*CancelScheduledResponse)(nil),   // 162: tritonmq.v1.CancelScheduledResponse
-	(*AclRule)(nil),                   // 163: tritonmq.v1.AclRule
-	(*AclsRequest)(nil),               // 164: tritonmq.v1.AclsRequest
-	(*AclsResponse)(nil),              // 165: tritonmq.v1.AclsResponse
-	(*AlterAclsRequest)(nil),          // 166: tritonmq.v1.AlterAclsRequest
-	(*AlterAclsResponse)(nil),         // 167: tritonmq.v1.AlterAclsResponse
-	(*RevokeRequest)(nil),             // 168: tritonmq.v1.RevokeRequest
-	(*RevokeResponse)(nil),            // 169: tritonmq.v1.RevokeResponse
-	(*RevokedRequest)(nil),            // 170: tritonmq.v1.RevokedRequest
-	(*KnownEntry)(nil),                // 171: tritonmq.v1.KnownEntry
-	(*RevokedResponse)(nil),           // 172: tritonmq.v1.RevokedResponse
-	(*CheckAclRequest)(nil),           // 173: tritonmq.v1.CheckAclRequest
-	(*CheckAclResponse)(nil),          // 174: tritonmq.v1.CheckAclResponse
-	(*ApiToken)(nil),                  // 175: tritonmq.v1.ApiToken
-	(*TokenUser)(nil),                 // 176: tritonmq.v1.TokenUser
-	(*NewApiToken)(nil),               // 177: tritonmq.v1.NewApiToken
-	(*TokensRequest)(nil),             // 178: tritonmq.v1.TokensRequest
-	(*TokensResponse)(nil),            // 179: tritonmq.v1.TokensResponse
-	(*AlterTokensRequest)(nil),        // 180: tritonmq.v1.AlterTokensRequest
-	(*AlterTokensResponse)(nil),       // 181: tritonmq.v1.AlterTokensResponse
-	(*BrokerOffer)(nil),               // 182: tritonmq.v1.BrokerOffer
-	(*SecurityFloorRequest)(nil),      // 183: tritonmq.v1.SecurityFloorRequest
-	(*SecurityFloorResponse)(nil),     // 184: tritonmq.v1.SecurityFloorResponse
-	(*AlterSecurityFloorRequest)(nil), // 185: tritonmq.v1.AlterSecurityFloorRequest
-	(*Quota)(nil),                     // 186: tritonmq.v1.Quota
-	(*QuotasRequest)(nil),             // 187: tritonmq.v1.QuotasRequest
-	(*QuotasResponse)(nil),            // 188: tritonmq.v1.QuotasResponse
-	(*AlterQuotasRequest)(nil),        // 189: tritonmq.v1.AlterQuotasRequest
-	(*AlterQuotasResponse)(nil),       // 190: tritonmq.v1.AlterQuotasResponse
-	(*EpochStartMeta)(nil),            // 191: tritonmq.v1.EpochStartMeta
-	(*BatchAttributes)(nil),           // 192: tritonmq.v1.BatchAttributes
-	(*AppendMeta)(nil),                // 193: tritonmq.v1.AppendMeta
-	(*StageMeta)(nil),                 // 194: tritonmq.v1.StageMeta
-	(*PublishMeta)(nil),               // 195: tritonmq.v1.PublishMeta
-	(*DiscardMeta)(nil),               // 196: tritonmq.v1.DiscardMeta
-	(*CursorMeta)(nil),                // 197: tritonmq.v1.CursorMeta
-	(*DecideMeta)(nil),                // 198: tritonmq.v1.DecideMeta
-	(*FinishMeta)(nil),                // 199: tritonmq.v1.FinishMeta
-	(*GiveMeta)(nil),                  // 200: tritonmq.v1.GiveMeta
-	(*AbortMeta)(nil),                 // 201: tritonmq.v1.AbortMeta
-	(*FenceMeta)(nil),                 // 202: tritonmq.v1.FenceMeta
-	(*ForgetMeta)(nil),                // 203: tritonmq.v1.ForgetMeta
-	(*ScheduleMeta)(nil),              // 204: tritonmq.v1.ScheduleMeta
-	(*DeleteGroupMeta)(nil),           // 205: tritonmq.v1.DeleteGroupMeta
-	(*TrimMeta)(nil),                  // 206: tritonmq.v1.TrimMeta
-	(*WorkMeta)(nil),                  // 207: tritonmq.v1.WorkMeta
-	(*WorkStep)(nil),                  // 208: tritonmq.v1.WorkStep
-	(*WorkBegin)(nil),                 // 209: tritonmq.v1.WorkBegin
-	(*WorkLease)(nil),                 // 210: tritonmq.v1.WorkLease
-	(*WorkAccept)(nil),                // 211: tritonmq.v1.WorkAccept
-	(*WorkDrop)(nil),                  // 212: tritonmq.v1.WorkDrop
-	(*WorkReturn)(nil),                // 213: tritonmq.v1.WorkReturn
-	(*WorkReject)(nil),                // 214: tritonmq.v1.WorkReject
-	(*WorkSend)(nil),                  // 215: tritonmq.v1.WorkSend
-	(*WorkSent)(nil),                  // 216: tritonmq.v1.WorkSent
-	(*WorkPark)(nil),                  // 217: tritonmq.v1.WorkPark
-	(*WorkReset)(nil),                 // 218: tritonmq.v1.WorkReset
-	(*WorkEnd)(nil),                   // 219: tritonmq.v1.WorkEnd
-	(*OutputLine)(nil),                // 220: tritonmq.v1.OutputLine
-	(*PlacedUuids)(nil),               // 221: tritonmq.v1.PlacedUuids
-	(*StagedBatchState)(nil),          // 222: tritonmq.v1.StagedBatchState
-	(*PublishedState)(nil),            // 223: tritonmq.v1.PublishedState
-	(*CursorState)(nil),               // 224: tritonmq.v1.CursorState
-	(*TransactionStateMeta)(nil),      // 225: tritonmq.v1.TransactionStateMeta
-	(*WorkPart)(nil),                  // 226: tritonmq.v1.WorkPart
-	(*WorkDropped)(nil),               // 227: tritonmq.v1.WorkDropped
-	(*WorkHeld)(nil),                  // 228: tritonmq.v1.WorkHeld
-	(*WorkEnded)(nil),                 // 229: tritonmq.v1.WorkEnded
-	(*WorkMark)(nil),                  // 230: tritonmq.v1.WorkMark
-	(*WorkOutgoing)(nil),              // 231: tritonmq.v1.WorkOutgoing
-	(*WorkTaken)(nil),                 // 232: tritonmq.v1.WorkTaken
-	(*SnapshotState)(nil),             // 233: tritonmq.v1.SnapshotState
-	nil,                               // 234: tritonmq.v1.PartitionInfo.UnheardMsEntry
-	nil,                               // 235: tritonmq.v1.TopicInfo.SettingsEntry
-	nil,                               // 236: tritonmq.v1.CreateTopicRequest.SettingsEntry
-	nil,                               // 237: tritonmq.v1.AlterTopicRequest.SettingsEntry
-	nil,                               // 238: tritonmq.v1.QueueInfo.SettingsEntry
-	nil,                               // 239: tritonmq.v1.AlterQueueRequest.SettingsEntry
-	nil,                               // 240: tritonmq.v1.QueuePartition.DroppedEntry
-	nil,                               // 241: tritonmq.v1.ObservedPartition.UnheardMsEntry
-	nil,                               // 242: tritonmq.v1.ObserveResponse.ValuesEntry
-	nil,                               // 243: tritonmq.v1.ObserveResponse.LinksEntry
-	nil,                               // 244: tritonmq.v1.ObserveResponse.LeftOutEntry
-	nil,                               // 245: tritonmq.v1.Quota.LimitsEntry
-	nil,                               // 246: tritonmq.v1.QuotasResponse.DefaultsEntry
-	nil,                               // 247: tritonmq.v1.AlterQuotasRequest.SetEntry
+	(*LeaseResponse)(nil),             // 81: tritonmq.v1.LeaseResponse
+	(*SettleOne)(nil),                 // 82: tritonmq.v1.SettleOne
+	(*SettleAnswer)(nil),              // 83: tritonmq.v1.SettleAnswer
+	(*PulledRecords)(nil),             // 84: tritonmq.v1.PulledRecords
+	(*WorkRequest)(nil),               // 85: tritonmq.v1.WorkRequest
+	(*SessionRequest)(nil),            // 86: tritonmq.v1.SessionRequest
+	(*WorkOpen)(nil),                  // 87: tritonmq.v1.WorkOpen
+	(*HeldLease)(nil),                 // 88: tritonmq.v1.HeldLease
+	(*WorkTerms)(nil),                 // 89: tritonmq.v1.WorkTerms
+	(*WorkCredit)(nil),                // 90: tritonmq.v1.WorkCredit
+	(*WorkResponse)(nil),              // 91: tritonmq.v1.WorkResponse
+	(*WorkHeader)(nil),                // 92: tritonmq.v1.WorkHeader
+	(*SessionResponse)(nil),           // 93: tritonmq.v1.SessionResponse
+	(*NumberedAnswer)(nil),            // 94: tritonmq.v1.NumberedAnswer
+	(*DescribeQueueRequest)(nil),      // 95: tritonmq.v1.DescribeQueueRequest
+	(*QueueMember)(nil),               // 96: tritonmq.v1.QueueMember
+	(*QueueRun)(nil),                  // 97: tritonmq.v1.QueueRun
+	(*QueuePartition)(nil),            // 98: tritonmq.v1.QueuePartition
+	(*BlockedBy)(nil),                 // 99: tritonmq.v1.BlockedBy
+	(*DescribeQueueResponse)(nil),     // 100: tritonmq.v1.DescribeQueueResponse
+	(*SweepQueueRequest)(nil),         // 101: tritonmq.v1.SweepQueueRequest
+	(*SweptPartition)(nil),            // 102: tritonmq.v1.SweptPartition
+	(*SweepQueueResponse)(nil),        // 103: tritonmq.v1.SweepQueueResponse
+	(*StagedBatches)(nil),             // 104: tritonmq.v1.StagedBatches
+	(*DecideRequest)(nil),             // 105: tritonmq.v1.DecideRequest
+	(*DecideResponse)(nil),            // 106: tritonmq.v1.DecideResponse
+	(*PublishRequest)(nil),            // 107: tritonmq.v1.PublishRequest
+	(*PublishResponse)(nil),           // 108: tritonmq.v1.PublishResponse
+	(*DiscardRequest)(nil),            // 109: tritonmq.v1.DiscardRequest
+	(*DiscardResponse)(nil),           // 110: tritonmq.v1.DiscardResponse
+	(*TransactionStatusRequest)(nil),  // 111: tritonmq.v1.TransactionStatusRequest
+	(*TransactionStatusResponse)(nil), // 112: tritonmq.v1.TransactionStatusResponse
+	(*StagedRequest)(nil),             // 113: tritonmq.v1.StagedRequest
+	(*StagedInfo)(nil),                // 114: tritonmq.v1.StagedInfo
+	(*StagedResponse)(nil),            // 115: tritonmq.v1.StagedResponse
+	(*TransactionsRequest)(nil),       // 116: tritonmq.v1.TransactionsRequest
+	(*KnownTransaction)(nil),          // 117: tritonmq.v1.KnownTransaction
+	(*StagedSum)(nil),                 // 118: tritonmq.v1.StagedSum
+	(*TransactionsResponse)(nil),      // 119: tritonmq.v1.TransactionsResponse
+	(*AbortTransactionRequest)(nil),   // 120: tritonmq.v1.AbortTransactionRequest
+	(*AbortTransactionResponse)(nil),  // 121: tritonmq.v1.AbortTransactionResponse
+	(*GiveTransactionRequest)(nil),    // 122: tritonmq.v1.GiveTransactionRequest
+	(*GiveTransactionResponse)(nil),   // 123: tritonmq.v1.GiveTransactionResponse
+	(*GiveKeyRequest)(nil),            // 124: tritonmq.v1.GiveKeyRequest
+	(*AbortKeyRequest)(nil),           // 125: tritonmq.v1.AbortKeyRequest
+	(*FenceRequest)(nil),              // 126: tritonmq.v1.FenceRequest
+	(*FencedPartition)(nil),           // 127: tritonmq.v1.FencedPartition
+	(*FenceResponse)(nil),             // 128: tritonmq.v1.FenceResponse
+	(*AreStagedRequest)(nil),          // 129: tritonmq.v1.AreStagedRequest
+	(*AreStagedResponse)(nil),         // 130: tritonmq.v1.AreStagedResponse
+	(*StageRequest)(nil),              // 131: tritonmq.v1.StageRequest
+	(*StageResponse)(nil),             // 132: tritonmq.v1.StageResponse
+	(*AttemptStatusRequest)(nil),      // 133: tritonmq.v1.AttemptStatusRequest
+	(*AttemptStatusResponse)(nil),     // 134: tritonmq.v1.AttemptStatusResponse
+	(*StreamGroupsRequest)(nil),       // 135: tritonmq.v1.StreamGroupsRequest
+	(*StreamGroupsResponse)(nil),      // 136: tritonmq.v1.StreamGroupsResponse
+	(*QueueIdleRequest)(nil),          // 137: tritonmq.v1.QueueIdleRequest
+	(*QueueIdleResponse)(nil),         // 138: tritonmq.v1.QueueIdleResponse
+	(*LockRequest)(nil),               // 139: tritonmq.v1.LockRequest
+	(*LockResponse)(nil),              // 140: tritonmq.v1.LockResponse
+	(*ObserveRequest)(nil),            // 141: tritonmq.v1.ObserveRequest
+	(*ObservedTopic)(nil),             // 142: tritonmq.v1.ObservedTopic
+	(*ObservedPartition)(nil),         // 143: tritonmq.v1.ObservedPartition
+	(*ObservedGroup)(nil),             // 144: tritonmq.v1.ObservedGroup
+	(*ObserveResponse)(nil),           // 145: tritonmq.v1.ObserveResponse
+	(*SetLogLevelRequest)(nil),        // 146: tritonmq.v1.SetLogLevelRequest
+	(*SetLogLevelResponse)(nil),       // 147: tritonmq.v1.SetLogLevelResponse
+	(*LinkHello)(nil),                 // 148: tritonmq.v1.LinkHello
+	(*PeerCall)(nil),                  // 149: tritonmq.v1.PeerCall
+	(*ForwardedCall)(nil),             // 150: tritonmq.v1.ForwardedCall
+	(*ForwardedFor)(nil),              // 151: tritonmq.v1.ForwardedFor
+	(*AppendEntries)(nil),             // 152: tritonmq.v1.AppendEntries
+	(*AppendAck)(nil),                 // 153: tritonmq.v1.AppendAck
+	(*SoFar)(nil),                     // 154: tritonmq.v1.SoFar
+	(*LinkHeader)(nil),                // 155: tritonmq.v1.LinkHeader
+	(*LinkBeat)(nil),                  // 156: tritonmq.v1.LinkBeat
+	(*SnapshotPart)(nil),              // 157: tritonmq.v1.SnapshotPart
+	(*CancelScheduledRequest)(nil),    // 158: tritonmq.v1.CancelScheduledRequest
+	(*CancelScheduledResponse)(nil),   // 159: tritonmq.v1.CancelScheduledResponse
+	(*AclRule)(nil),                   // 160: tritonmq.v1.AclRule
+	(*AclsRequest)(nil),               // 161: tritonmq.v1.AclsRequest
+	(*AclsResponse)(nil),              // 162: tritonmq.v1.AclsResponse
+	(*AlterAclsRequest)(nil),          // 163: tritonmq.v1.AlterAclsRequest
+	(*AlterAclsResponse)(nil),         // 164: tritonmq.v1.AlterAclsResponse
+	(*RevokeRequest)(nil),             // 165: tritonmq.v1.RevokeRequest
+	(*RevokeResponse)(nil),            // 166: tritonmq.v1.RevokeResponse
+	(*RevokedRequest)(nil),            // 167: tritonmq.v1.RevokedRequest
+	(*KnownEntry)(nil),                // 168: tritonmq.v1.KnownEntry
+	(*RevokedResponse)(nil),           // 169: tritonmq.v1.RevokedResponse
+	(*CheckAclRequest)(nil),           // 170: tritonmq.v1.CheckAclRequest
+	(*CheckAclResponse)(nil),          // 171: tritonmq.v1.CheckAclResponse
+	(*ApiToken)(nil),                  // 172: tritonmq.v1.ApiToken
+	(*TokenUser)(nil),                 // 173: tritonmq.v1.TokenUser
+	(*NewApiToken)(nil),               // 174: tritonmq.v1.NewApiToken
+	(*TokensRequest)(nil),             // 175: tritonmq.v1.TokensRequest
+	(*TokensResponse)(nil),            // 176: tritonmq.v1.TokensResponse
+	(*AlterTokensRequest)(nil),        // 177: tritonmq.v1.AlterTokensRequest
+	(*AlterTokensResponse)(nil),       // 178: tritonmq.v1.AlterTokensResponse
+	(*BrokerOffer)(nil),               // 179: tritonmq.v1.BrokerOffer
+	(*SecurityFloorRequest)(nil),      // 180: tritonmq.v1.SecurityFloorRequest
+	(*SecurityFloorResponse)(nil),     // 181: tritonmq.v1.SecurityFloorResponse
+	(*AlterSecurityFloorRequest)(nil), // 182: tritonmq.v1.AlterSecurityFloorRequest
+	(*Quota)(nil),                     // 183: tritonmq.v1.Quota
+	(*QuotasRequest)(nil),             // 184: tritonmq.v1.QuotasRequest
+	(*QuotasResponse)(nil),            // 185: tritonmq.v1.QuotasResponse
+	(*AlterQuotasRequest)(nil),        // 186: tritonmq.v1.AlterQuotasRequest
+	(*AlterQuotasResponse)(nil),       // 187: tritonmq.v1.AlterQuotasResponse
+	(*EpochStartMeta)(nil),            // 188: tritonmq.v1.EpochStartMeta
+	(*BatchAttributes)(nil),           // 189: tritonmq.v1.BatchAttributes
+	(*AppendMeta)(nil),                // 190: tritonmq.v1.AppendMeta
+	(*StageMeta)(nil),                 // 191: tritonmq.v1.StageMeta
+	(*PublishMeta)(nil),               // 192: tritonmq.v1.PublishMeta
+	(*DiscardMeta)(nil),               // 193: tritonmq.v1.DiscardMeta
+	(*CursorMeta)(nil),                // 194: tritonmq.v1.CursorMeta
+	(*DecideMeta)(nil),                // 195: tritonmq.v1.DecideMeta
+	(*FinishMeta)(nil),                // 196: tritonmq.v1.FinishMeta
+	(*GiveMeta)(nil),                  // 197: tritonmq.v1.GiveMeta
+	(*AbortMeta)(nil),                 // 198: tritonmq.v1.AbortMeta
+	(*FenceMeta)(nil),                 // 199: tritonmq.v1.FenceMeta
+	(*ForgetMeta)(nil),                // 200: tritonmq.v1.ForgetMeta
+	(*ScheduleMeta)(nil),              // 201: tritonmq.v1.ScheduleMeta
+	(*DeleteGroupMeta)(nil),           // 202: tritonmq.v1.DeleteGroupMeta
+	(*TrimMeta)(nil),                  // 203: tritonmq.v1.TrimMeta
+	(*WorkMeta)(nil),                  // 204: tritonmq.v1.WorkMeta
+	(*WorkStep)(nil),                  // 205: tritonmq.v1.WorkStep
+	(*WorkBegin)(nil),                 // 206: tritonmq.v1.WorkBegin
+	(*WorkLease)(nil),                 // 207: tritonmq.v1.WorkLease
+	(*WorkAccept)(nil),                // 208: tritonmq.v1.WorkAccept
+	(*WorkDrop)(nil),                  // 209: tritonmq.v1.WorkDrop
+	(*WorkReturn)(nil),                // 210: tritonmq.v1.WorkReturn
+	(*WorkReject)(nil),                // 211: tritonmq.v1.WorkReject
+	(*WorkSend)(nil),                  // 212: tritonmq.v1.WorkSend
+	(*WorkSent)(nil),                  // 213: tritonmq.v1.WorkSent
+	(*WorkPark)(nil),                  // 214: tritonmq.v1.WorkPark
+	(*WorkReset)(nil),                 // 215: tritonmq.v1.WorkReset
+	(*WorkEnd)(nil),                   // 216: tritonmq.v1.WorkEnd
+	(*OutputLine)(nil),                // 217: tritonmq.v1.OutputLine
+	(*PlacedUuids)(nil),               // 218: tritonmq.v1.PlacedUuids
+	(*StagedBatchState)(nil),          // 219: tritonmq.v1.StagedBatchState
+	(*PublishedState)(nil),            // 220: tritonmq.v1.PublishedState
+	(*CursorState)(nil),               // 221: tritonmq.v1.CursorState
+	(*TransactionStateMeta)(nil),      // 222: tritonmq.v1.TransactionStateMeta
+	(*WorkPart)(nil),                  // 223: tritonmq.v1.WorkPart
+	(*WorkDropped)(nil),               // 224: tritonmq.v1.WorkDropped
+	(*WorkHeld)(nil),                  // 225: tritonmq.v1.WorkHeld
+	(*WorkEnded)(nil),                 // 226: tritonmq.v1.WorkEnded
+	(*WorkMark)(nil),                  // 227: tritonmq.v1.WorkMark
+	(*WorkOutgoing)(nil),              // 228: tritonmq.v1.WorkOutgoing
+	(*WorkTaken)(nil),                 // 229: tritonmq.v1.WorkTaken
+	(*SnapshotState)(nil),             // 230: tritonmq.v1.SnapshotState
+	nil,                               // 231: tritonmq.v1.PartitionInfo.UnheardMsEntry
+	nil,                               // 232: tritonmq.v1.TopicInfo.SettingsEntry
+	nil,                               // 233: tritonmq.v1.CreateTopicRequest.SettingsEntry
+	nil,                               // 234: tritonmq.v1.AlterTopicRequest.SettingsEntry
+	nil,                               // 235: tritonmq.v1.QueueInfo.SettingsEntry
+	nil,                               // 236: tritonmq.v1.AlterQueueRequest.SettingsEntry
+	nil,                               // 237: tritonmq.v1.QueuePartition.DroppedEntry
+	nil,                               // 238: tritonmq.v1.ObservedPartition.UnheardMsEntry
+	nil,                               // 239: tritonmq.v1.ObserveResponse.ValuesEntry
+	nil,                               // 240: tritonmq.v1.ObserveResponse.LinksEntry
+	nil,                               // 241: tritonmq.v1.ObserveResponse.LeftOutEntry
+	nil,                               // 242: tritonmq.v1.Quota.LimitsEntry
+	nil,                               // 243: tritonmq.v1.QuotasResponse.DefaultsEntry
+	nil,                               // 244: tritonmq.v1.AlterQuotasRequest.SetEntry
 }
 var file_mq_protocol_mq_proto_depIdxs = []int32{
 	0,   // 0: tritonmq.v1.Error.code:type_name -> tritonmq.v1.ErrorCode
 	1,   // 1: tritonmq.v1.Error.peer_refusal:type_name -> tritonmq.v1.PeerRefusal
-	234, // 2: tritonmq.v1.PartitionInfo.unheard_ms:type_name -> tritonmq.v1.PartitionInfo.UnheardMsEntry
-	235, // 3: tritonmq.v1.TopicInfo.settings:type_name -> tritonmq.v1.TopicInfo.SettingsEntry
+	231, // 2: tritonmq.v1.PartitionInfo.unheard_ms:type_name -> tritonmq.v1.PartitionInfo.UnheardMsEntry
+	232, // 3: tritonmq.v1.TopicInfo.settings:type_name -> tritonmq.v1.TopicInfo.SettingsEntry
 	12,  // 4: tritonmq.v1.TopicInfo.partitions:type_name -> tritonmq.v1.PartitionInfo
-	152, // 5: tritonmq.v1.CallOpen.proof:type_name -> tritonmq.v1.PeerCall
-	153, // 6: tritonmq.v1.CallOpen.passed_on:type_name -> tritonmq.v1.ForwardedCall
+	149, // 5: tritonmq.v1.CallOpen.proof:type_name -> tritonmq.v1.PeerCall
+	150, // 6: tritonmq.v1.CallOpen.passed_on:type_name -> tritonmq.v1.ForwardedCall
 	11,  // 7: tritonmq.v1.MetadataResponse.brokers:type_name -> tritonmq.v1.BrokerInfo
 	13,  // 8: tritonmq.v1.MetadataResponse.topics:type_name -> tritonmq.v1.TopicInfo
-	236, // 9: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
+	233, // 9: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
 	13,  // 10: tritonmq.v1.CreateTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
 	17,  // 11: tritonmq.v1.CreateTopicsRequest.topics:type_name -> tritonmq.v1.CreateTopicRequest
 	21,  // 12: tritonmq.v1.CreateTopicsResponse.topics:type_name -> tritonmq.v1.TopicMade
 	8,   // 13: tritonmq.v1.TopicMade.error:type_name -> tritonmq.v1.Error
-	237, // 14: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
+	234, // 14: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
 	13,  // 15: tritonmq.v1.AlterTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
 	26,  // 16: tritonmq.v1.PlanMovesResponse.moves:type_name -> tritonmq.v1.PartitionMove
 	26,  // 17: tritonmq.v1.StartMovesRequest.moves:type_name -> tritonmq.v1.PartitionMove
@@ -18478,7 +18123,7 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	10,  // 25: tritonmq.v1.StageOf.key:type_name -> tritonmq.v1.TransactionKey
 	2,   // 26: tritonmq.v1.ProduceHeader.acks:type_name -> tritonmq.v1.Acks
 	46,  // 27: tritonmq.v1.ProduceHeader.stage:type_name -> tritonmq.v1.StageOf
-	192, // 28: tritonmq.v1.ProduceHeader.attributes:type_name -> tritonmq.v1.BatchAttributes
+	189, // 28: tritonmq.v1.ProduceHeader.attributes:type_name -> tritonmq.v1.BatchAttributes
 	47,  // 29: tritonmq.v1.ProduceRequest.header:type_name -> tritonmq.v1.ProduceHeader
 	8,   // 30: tritonmq.v1.ProduceResult.error:type_name -> tritonmq.v1.Error
 	50,  // 31: tritonmq.v1.ProduceResult.there:type_name -> tritonmq.v1.RecordsThere
@@ -18505,272 +18150,262 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	60,  // 52: tritonmq.v1.PurgeRequest.positions:type_name -> tritonmq.v1.CursorPosition
 	43,  // 53: tritonmq.v1.PurgeResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
 	73,  // 54: tritonmq.v1.GroupsResponse.cursors:type_name -> tritonmq.v1.GroupCursor
-	238, // 55: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
+	235, // 55: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
 	3,   // 56: tritonmq.v1.AlterQueueRequest.change:type_name -> tritonmq.v1.QueueChange
-	239, // 57: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
+	236, // 57: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
 	75,  // 58: tritonmq.v1.AlterQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
 	75,  // 59: tritonmq.v1.QueuesResponse.queues:type_name -> tritonmq.v1.QueueInfo
-	80,  // 60: tritonmq.v1.LeaseRequest.held:type_name -> tritonmq.v1.LeaseId
-	83,  // 61: tritonmq.v1.LeaseRequest.settles:type_name -> tritonmq.v1.SettleOne
-	80,  // 62: tritonmq.v1.LeaseResponse.lease:type_name -> tritonmq.v1.LeaseId
-	80,  // 63: tritonmq.v1.LeaseResponse.gone:type_name -> tritonmq.v1.LeaseId
-	4,   // 64: tritonmq.v1.LeaseResponse.order:type_name -> tritonmq.v1.QueueOrder
-	85,  // 65: tritonmq.v1.LeaseResponse.answers:type_name -> tritonmq.v1.SettleAnswer
-	53,  // 66: tritonmq.v1.LeaseResponse.batches:type_name -> tritonmq.v1.StoredBatch
-	80,  // 67: tritonmq.v1.SettleOne.lease:type_name -> tritonmq.v1.LeaseId
-	5,   // 68: tritonmq.v1.SettleOne.outcome:type_name -> tritonmq.v1.Outcome
-	107, // 69: tritonmq.v1.SettleOne.outputs:type_name -> tritonmq.v1.StagedBatches
-	83,  // 70: tritonmq.v1.SettleRequest.settles:type_name -> tritonmq.v1.SettleOne
-	8,   // 71: tritonmq.v1.SettleAnswer.error:type_name -> tritonmq.v1.Error
-	86,  // 72: tritonmq.v1.SettleAnswer.pulled:type_name -> tritonmq.v1.PulledRecords
-	80,  // 73: tritonmq.v1.PulledRecords.lease:type_name -> tritonmq.v1.LeaseId
-	85,  // 74: tritonmq.v1.SettleResponse.answers:type_name -> tritonmq.v1.SettleAnswer
-	89,  // 75: tritonmq.v1.WorkRequest.sessions:type_name -> tritonmq.v1.SessionRequest
-	90,  // 76: tritonmq.v1.SessionRequest.open:type_name -> tritonmq.v1.WorkOpen
-	92,  // 77: tritonmq.v1.SessionRequest.terms:type_name -> tritonmq.v1.WorkTerms
-	93,  // 78: tritonmq.v1.SessionRequest.credit:type_name -> tritonmq.v1.WorkCredit
-	83,  // 79: tritonmq.v1.SessionRequest.settles:type_name -> tritonmq.v1.SettleOne
-	80,  // 80: tritonmq.v1.SessionRequest.check:type_name -> tritonmq.v1.LeaseId
-	91,  // 81: tritonmq.v1.WorkOpen.held:type_name -> tritonmq.v1.HeldLease
-	80,  // 82: tritonmq.v1.HeldLease.lease:type_name -> tritonmq.v1.LeaseId
-	95,  // 83: tritonmq.v1.WorkResponse.header:type_name -> tritonmq.v1.WorkHeader
-	96,  // 84: tritonmq.v1.WorkHeader.sessions:type_name -> tritonmq.v1.SessionResponse
-	8,   // 85: tritonmq.v1.SessionResponse.error:type_name -> tritonmq.v1.Error
-	97,  // 86: tritonmq.v1.SessionResponse.answers:type_name -> tritonmq.v1.NumberedAnswer
-	82,  // 87: tritonmq.v1.SessionResponse.lease:type_name -> tritonmq.v1.LeaseResponse
-	80,  // 88: tritonmq.v1.SessionResponse.gone:type_name -> tritonmq.v1.LeaseId
-	85,  // 89: tritonmq.v1.NumberedAnswer.answer:type_name -> tritonmq.v1.SettleAnswer
-	6,   // 90: tritonmq.v1.DescribeQueueRequest.state:type_name -> tritonmq.v1.RecordState
-	6,   // 91: tritonmq.v1.QueueRun.state:type_name -> tritonmq.v1.RecordState
-	8,   // 92: tritonmq.v1.QueuePartition.error:type_name -> tritonmq.v1.Error
-	240, // 93: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
-	99,  // 94: tritonmq.v1.QueuePartition.members:type_name -> tritonmq.v1.QueueMember
-	100, // 95: tritonmq.v1.QueuePartition.runs:type_name -> tritonmq.v1.QueueRun
-	102, // 96: tritonmq.v1.QueuePartition.blocked_by:type_name -> tritonmq.v1.BlockedBy
-	75,  // 97: tritonmq.v1.DescribeQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
-	101, // 98: tritonmq.v1.DescribeQueueResponse.partitions:type_name -> tritonmq.v1.QueuePartition
-	8,   // 99: tritonmq.v1.SweptPartition.error:type_name -> tritonmq.v1.Error
-	105, // 100: tritonmq.v1.SweepQueueResponse.partitions:type_name -> tritonmq.v1.SweptPartition
-	10,  // 101: tritonmq.v1.DecideRequest.key:type_name -> tritonmq.v1.TransactionKey
-	107, // 102: tritonmq.v1.DecideRequest.manifest:type_name -> tritonmq.v1.StagedBatches
-	10,  // 103: tritonmq.v1.PublishRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 104: tritonmq.v1.DiscardRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 105: tritonmq.v1.TransactionStatusRequest.key:type_name -> tritonmq.v1.TransactionKey
-	9,   // 106: tritonmq.v1.StagedRequest.after:type_name -> tritonmq.v1.TopicPartition
-	117, // 107: tritonmq.v1.StagedResponse.staged:type_name -> tritonmq.v1.StagedInfo
-	9,   // 108: tritonmq.v1.StagedResponse.last:type_name -> tritonmq.v1.TopicPartition
-	120, // 109: tritonmq.v1.TransactionsResponse.known:type_name -> tritonmq.v1.KnownTransaction
-	121, // 110: tritonmq.v1.TransactionsResponse.staged:type_name -> tritonmq.v1.StagedSum
-	10,  // 111: tritonmq.v1.GiveKeyRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 112: tritonmq.v1.AbortKeyRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 113: tritonmq.v1.FenceRequest.key:type_name -> tritonmq.v1.TransactionKey
-	107, // 114: tritonmq.v1.FenceRequest.kept:type_name -> tritonmq.v1.StagedBatches
-	130, // 115: tritonmq.v1.FenceResponse.fenced:type_name -> tritonmq.v1.FencedPartition
-	9,   // 116: tritonmq.v1.FenceResponse.left:type_name -> tritonmq.v1.TopicPartition
-	10,  // 117: tritonmq.v1.AreStagedRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 118: tritonmq.v1.StageRequest.key:type_name -> tritonmq.v1.TransactionKey
-	7,   // 119: tritonmq.v1.ObserveRequest.detail:type_name -> tritonmq.v1.Detail
-	241, // 120: tritonmq.v1.ObservedPartition.unheard_ms:type_name -> tritonmq.v1.ObservedPartition.UnheardMsEntry
-	242, // 121: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
-	145, // 122: tritonmq.v1.ObserveResponse.topics:type_name -> tritonmq.v1.ObservedTopic
-	146, // 123: tritonmq.v1.ObserveResponse.partitions:type_name -> tritonmq.v1.ObservedPartition
-	147, // 124: tritonmq.v1.ObserveResponse.groups:type_name -> tritonmq.v1.ObservedGroup
-	243, // 125: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
-	244, // 126: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
-	151, // 127: tritonmq.v1.LinkHeader.hello:type_name -> tritonmq.v1.LinkHello
-	155, // 128: tritonmq.v1.LinkHeader.append:type_name -> tritonmq.v1.AppendEntries
-	156, // 129: tritonmq.v1.LinkHeader.ack:type_name -> tritonmq.v1.AppendAck
-	160, // 130: tritonmq.v1.LinkHeader.snapshot:type_name -> tritonmq.v1.SnapshotPart
-	159, // 131: tritonmq.v1.LinkHeader.beat:type_name -> tritonmq.v1.LinkBeat
-	8,   // 132: tritonmq.v1.LinkHeader.error:type_name -> tritonmq.v1.Error
-	157, // 133: tritonmq.v1.LinkHeader.so_far:type_name -> tritonmq.v1.SoFar
-	163, // 134: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
-	163, // 135: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
-	163, // 136: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
-	163, // 137: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
-	171, // 138: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
-	163, // 139: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
-	175, // 140: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
-	176, // 141: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
-	177, // 142: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
-	182, // 143: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
-	245, // 144: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
-	186, // 145: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
-	246, // 146: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
-	247, // 147: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
-	192, // 148: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 149: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
-	192, // 150: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 151: tritonmq.v1.PublishMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 152: tritonmq.v1.DiscardMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 153: tritonmq.v1.DecideMeta.key:type_name -> tritonmq.v1.TransactionKey
-	107, // 154: tritonmq.v1.DecideMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	10,  // 155: tritonmq.v1.FinishMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 156: tritonmq.v1.GiveMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 157: tritonmq.v1.AbortMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 158: tritonmq.v1.FenceMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 159: tritonmq.v1.ForgetMeta.keys:type_name -> tritonmq.v1.TransactionKey
-	192, // 160: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	208, // 161: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
-	209, // 162: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
-	210, // 163: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
-	211, // 164: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
-	212, // 165: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
-	213, // 166: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
-	214, // 167: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
-	215, // 168: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
-	216, // 169: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
-	217, // 170: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
-	218, // 171: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
-	219, // 172: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
-	228, // 173: tritonmq.v1.WorkAccept.late:type_name -> tritonmq.v1.WorkHeld
-	220, // 174: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
-	10,  // 175: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
-	192, // 176: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 177: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 178: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
-	107, // 179: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	227, // 180: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
-	228, // 181: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
-	230, // 182: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
-	231, // 183: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
-	232, // 184: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
-	228, // 185: tritonmq.v1.WorkPart.floor:type_name -> tritonmq.v1.WorkHeld
-	229, // 186: tritonmq.v1.WorkPart.ended:type_name -> tritonmq.v1.WorkEnded
-	228, // 187: tritonmq.v1.WorkEnded.lease:type_name -> tritonmq.v1.WorkHeld
-	220, // 188: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
-	222, // 189: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
-	223, // 190: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
-	224, // 191: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
-	225, // 192: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
-	10,  // 193: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
-	15,  // 194: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	17,  // 195: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
-	19,  // 196: tritonmq.v1.Broker.CreateTopics:input_type -> tritonmq.v1.CreateTopicsRequest
-	22,  // 197: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
-	24,  // 198: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
-	27,  // 199: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
-	29,  // 200: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
-	31,  // 201: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
-	33,  // 202: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
-	39,  // 203: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
-	35,  // 204: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
-	41,  // 205: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
-	66,  // 206: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
-	68,  // 207: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
-	69,  // 208: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
-	71,  // 209: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
-	161, // 210: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
-	76,  // 211: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
-	78,  // 212: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
-	98,  // 213: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
-	104, // 214: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
-	108, // 215: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
-	114, // 216: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	116, // 217: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
-	119, // 218: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
-	123, // 219: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
-	125, // 220: tritonmq.v1.Broker.GiveTransaction:input_type -> tritonmq.v1.GiveTransactionRequest
-	81,  // 221: tritonmq.v1.Broker.Lease:input_type -> tritonmq.v1.LeaseRequest
-	84,  // 222: tritonmq.v1.Broker.Settle:input_type -> tritonmq.v1.SettleRequest
-	88,  // 223: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
-	144, // 224: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
-	149, // 225: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
-	164, // 226: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
-	166, // 227: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
-	173, // 228: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
-	187, // 229: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
-	189, // 230: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
-	168, // 231: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
-	170, // 232: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
-	178, // 233: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
-	180, // 234: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
-	183, // 235: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
-	185, // 236: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
-	48,  // 237: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
-	52,  // 238: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
-	61,  // 239: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
-	63,  // 240: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
-	142, // 241: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
-	15,  // 242: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	37,  // 243: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
-	110, // 244: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
-	112, // 245: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
-	132, // 246: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
-	134, // 247: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
-	136, // 248: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
-	138, // 249: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
-	140, // 250: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
-	128, // 251: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
-	127, // 252: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
-	129, // 253: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
-	114, // 254: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	16,  // 255: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	18,  // 256: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
-	20,  // 257: tritonmq.v1.Broker.CreateTopics:output_type -> tritonmq.v1.CreateTopicsResponse
-	23,  // 258: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
-	25,  // 259: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
-	28,  // 260: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
-	30,  // 261: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
-	32,  // 262: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
-	34,  // 263: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
-	40,  // 264: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
-	36,  // 265: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
-	45,  // 266: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
-	67,  // 267: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
-	74,  // 268: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
-	70,  // 269: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
-	72,  // 270: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
-	162, // 271: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
-	77,  // 272: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
-	79,  // 273: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
-	103, // 274: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
-	106, // 275: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
-	109, // 276: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
-	115, // 277: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	118, // 278: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
-	122, // 279: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
-	124, // 280: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
-	126, // 281: tritonmq.v1.Broker.GiveTransaction:output_type -> tritonmq.v1.GiveTransactionResponse
-	82,  // 282: tritonmq.v1.Broker.Lease:output_type -> tritonmq.v1.LeaseResponse
-	87,  // 283: tritonmq.v1.Broker.Settle:output_type -> tritonmq.v1.SettleResponse
-	94,  // 284: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
-	148, // 285: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
-	150, // 286: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
-	165, // 287: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
-	167, // 288: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
-	174, // 289: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
-	188, // 290: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
-	190, // 291: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
-	169, // 292: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
-	172, // 293: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
-	179, // 294: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
-	181, // 295: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
-	184, // 296: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	184, // 297: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	51,  // 298: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
-	55,  // 299: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
-	55,  // 300: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
-	64,  // 301: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
-	143, // 302: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
-	16,  // 303: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	38,  // 304: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
-	111, // 305: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
-	113, // 306: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
-	133, // 307: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
-	135, // 308: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
-	137, // 309: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
-	139, // 310: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
-	141, // 311: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
-	124, // 312: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
-	126, // 313: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
-	131, // 314: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
-	115, // 315: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	255, // [255:316] is the sub-list for method output_type
-	194, // [194:255] is the sub-list for method input_type
-	194, // [194:194] is the sub-list for extension type_name
-	194, // [194:194] is the sub-list for extension extendee
-	0,   // [0:194] is the sub-list for field type_name
+	80,  // 60: tritonmq.v1.LeaseResponse.lease:type_name -> tritonmq.v1.LeaseId
+	4,   // 61: tritonmq.v1.LeaseResponse.order:type_name -> tritonmq.v1.QueueOrder
+	53,  // 62: tritonmq.v1.LeaseResponse.batches:type_name -> tritonmq.v1.StoredBatch
+	80,  // 63: tritonmq.v1.SettleOne.lease:type_name -> tritonmq.v1.LeaseId
+	5,   // 64: tritonmq.v1.SettleOne.outcome:type_name -> tritonmq.v1.Outcome
+	104, // 65: tritonmq.v1.SettleOne.outputs:type_name -> tritonmq.v1.StagedBatches
+	8,   // 66: tritonmq.v1.SettleAnswer.error:type_name -> tritonmq.v1.Error
+	84,  // 67: tritonmq.v1.SettleAnswer.pulled:type_name -> tritonmq.v1.PulledRecords
+	80,  // 68: tritonmq.v1.PulledRecords.lease:type_name -> tritonmq.v1.LeaseId
+	86,  // 69: tritonmq.v1.WorkRequest.sessions:type_name -> tritonmq.v1.SessionRequest
+	87,  // 70: tritonmq.v1.SessionRequest.open:type_name -> tritonmq.v1.WorkOpen
+	89,  // 71: tritonmq.v1.SessionRequest.terms:type_name -> tritonmq.v1.WorkTerms
+	90,  // 72: tritonmq.v1.SessionRequest.credit:type_name -> tritonmq.v1.WorkCredit
+	82,  // 73: tritonmq.v1.SessionRequest.settles:type_name -> tritonmq.v1.SettleOne
+	80,  // 74: tritonmq.v1.SessionRequest.check:type_name -> tritonmq.v1.LeaseId
+	88,  // 75: tritonmq.v1.WorkOpen.held:type_name -> tritonmq.v1.HeldLease
+	80,  // 76: tritonmq.v1.HeldLease.lease:type_name -> tritonmq.v1.LeaseId
+	92,  // 77: tritonmq.v1.WorkResponse.header:type_name -> tritonmq.v1.WorkHeader
+	93,  // 78: tritonmq.v1.WorkHeader.sessions:type_name -> tritonmq.v1.SessionResponse
+	8,   // 79: tritonmq.v1.SessionResponse.error:type_name -> tritonmq.v1.Error
+	94,  // 80: tritonmq.v1.SessionResponse.answers:type_name -> tritonmq.v1.NumberedAnswer
+	81,  // 81: tritonmq.v1.SessionResponse.lease:type_name -> tritonmq.v1.LeaseResponse
+	80,  // 82: tritonmq.v1.SessionResponse.gone:type_name -> tritonmq.v1.LeaseId
+	83,  // 83: tritonmq.v1.NumberedAnswer.answer:type_name -> tritonmq.v1.SettleAnswer
+	6,   // 84: tritonmq.v1.DescribeQueueRequest.state:type_name -> tritonmq.v1.RecordState
+	6,   // 85: tritonmq.v1.QueueRun.state:type_name -> tritonmq.v1.RecordState
+	8,   // 86: tritonmq.v1.QueuePartition.error:type_name -> tritonmq.v1.Error
+	237, // 87: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
+	96,  // 88: tritonmq.v1.QueuePartition.members:type_name -> tritonmq.v1.QueueMember
+	97,  // 89: tritonmq.v1.QueuePartition.runs:type_name -> tritonmq.v1.QueueRun
+	99,  // 90: tritonmq.v1.QueuePartition.blocked_by:type_name -> tritonmq.v1.BlockedBy
+	75,  // 91: tritonmq.v1.DescribeQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
+	98,  // 92: tritonmq.v1.DescribeQueueResponse.partitions:type_name -> tritonmq.v1.QueuePartition
+	8,   // 93: tritonmq.v1.SweptPartition.error:type_name -> tritonmq.v1.Error
+	102, // 94: tritonmq.v1.SweepQueueResponse.partitions:type_name -> tritonmq.v1.SweptPartition
+	10,  // 95: tritonmq.v1.DecideRequest.key:type_name -> tritonmq.v1.TransactionKey
+	104, // 96: tritonmq.v1.DecideRequest.manifest:type_name -> tritonmq.v1.StagedBatches
+	10,  // 97: tritonmq.v1.PublishRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 98: tritonmq.v1.DiscardRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 99: tritonmq.v1.TransactionStatusRequest.key:type_name -> tritonmq.v1.TransactionKey
+	9,   // 100: tritonmq.v1.StagedRequest.after:type_name -> tritonmq.v1.TopicPartition
+	114, // 101: tritonmq.v1.StagedResponse.staged:type_name -> tritonmq.v1.StagedInfo
+	9,   // 102: tritonmq.v1.StagedResponse.last:type_name -> tritonmq.v1.TopicPartition
+	117, // 103: tritonmq.v1.TransactionsResponse.known:type_name -> tritonmq.v1.KnownTransaction
+	118, // 104: tritonmq.v1.TransactionsResponse.staged:type_name -> tritonmq.v1.StagedSum
+	10,  // 105: tritonmq.v1.GiveKeyRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 106: tritonmq.v1.AbortKeyRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 107: tritonmq.v1.FenceRequest.key:type_name -> tritonmq.v1.TransactionKey
+	104, // 108: tritonmq.v1.FenceRequest.kept:type_name -> tritonmq.v1.StagedBatches
+	127, // 109: tritonmq.v1.FenceResponse.fenced:type_name -> tritonmq.v1.FencedPartition
+	9,   // 110: tritonmq.v1.FenceResponse.left:type_name -> tritonmq.v1.TopicPartition
+	10,  // 111: tritonmq.v1.AreStagedRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 112: tritonmq.v1.StageRequest.key:type_name -> tritonmq.v1.TransactionKey
+	7,   // 113: tritonmq.v1.ObserveRequest.detail:type_name -> tritonmq.v1.Detail
+	238, // 114: tritonmq.v1.ObservedPartition.unheard_ms:type_name -> tritonmq.v1.ObservedPartition.UnheardMsEntry
+	239, // 115: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
+	142, // 116: tritonmq.v1.ObserveResponse.topics:type_name -> tritonmq.v1.ObservedTopic
+	143, // 117: tritonmq.v1.ObserveResponse.partitions:type_name -> tritonmq.v1.ObservedPartition
+	144, // 118: tritonmq.v1.ObserveResponse.groups:type_name -> tritonmq.v1.ObservedGroup
+	240, // 119: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
+	241, // 120: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
+	148, // 121: tritonmq.v1.LinkHeader.hello:type_name -> tritonmq.v1.LinkHello
+	152, // 122: tritonmq.v1.LinkHeader.append:type_name -> tritonmq.v1.AppendEntries
+	153, // 123: tritonmq.v1.LinkHeader.ack:type_name -> tritonmq.v1.AppendAck
+	157, // 124: tritonmq.v1.LinkHeader.snapshot:type_name -> tritonmq.v1.SnapshotPart
+	156, // 125: tritonmq.v1.LinkHeader.beat:type_name -> tritonmq.v1.LinkBeat
+	8,   // 126: tritonmq.v1.LinkHeader.error:type_name -> tritonmq.v1.Error
+	154, // 127: tritonmq.v1.LinkHeader.so_far:type_name -> tritonmq.v1.SoFar
+	160, // 128: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
+	160, // 129: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
+	160, // 130: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
+	160, // 131: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
+	168, // 132: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
+	160, // 133: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
+	172, // 134: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
+	173, // 135: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
+	174, // 136: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
+	179, // 137: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
+	242, // 138: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
+	183, // 139: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
+	243, // 140: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
+	244, // 141: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
+	189, // 142: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 143: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
+	189, // 144: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 145: tritonmq.v1.PublishMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 146: tritonmq.v1.DiscardMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 147: tritonmq.v1.DecideMeta.key:type_name -> tritonmq.v1.TransactionKey
+	104, // 148: tritonmq.v1.DecideMeta.manifest:type_name -> tritonmq.v1.StagedBatches
+	10,  // 149: tritonmq.v1.FinishMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 150: tritonmq.v1.GiveMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 151: tritonmq.v1.AbortMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 152: tritonmq.v1.FenceMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 153: tritonmq.v1.ForgetMeta.keys:type_name -> tritonmq.v1.TransactionKey
+	189, // 154: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	205, // 155: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
+	206, // 156: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
+	207, // 157: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
+	208, // 158: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
+	209, // 159: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
+	210, // 160: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
+	211, // 161: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
+	212, // 162: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
+	213, // 163: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
+	214, // 164: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
+	215, // 165: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
+	216, // 166: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
+	225, // 167: tritonmq.v1.WorkAccept.late:type_name -> tritonmq.v1.WorkHeld
+	217, // 168: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
+	10,  // 169: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
+	189, // 170: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 171: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 172: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
+	104, // 173: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
+	224, // 174: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
+	225, // 175: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
+	227, // 176: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
+	228, // 177: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
+	229, // 178: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
+	225, // 179: tritonmq.v1.WorkPart.floor:type_name -> tritonmq.v1.WorkHeld
+	226, // 180: tritonmq.v1.WorkPart.ended:type_name -> tritonmq.v1.WorkEnded
+	225, // 181: tritonmq.v1.WorkEnded.lease:type_name -> tritonmq.v1.WorkHeld
+	217, // 182: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
+	219, // 183: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
+	220, // 184: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
+	221, // 185: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
+	222, // 186: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
+	10,  // 187: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
+	15,  // 188: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	17,  // 189: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
+	19,  // 190: tritonmq.v1.Broker.CreateTopics:input_type -> tritonmq.v1.CreateTopicsRequest
+	22,  // 191: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
+	24,  // 192: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
+	27,  // 193: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
+	29,  // 194: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
+	31,  // 195: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
+	33,  // 196: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
+	39,  // 197: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
+	35,  // 198: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
+	41,  // 199: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
+	66,  // 200: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
+	68,  // 201: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
+	69,  // 202: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
+	71,  // 203: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
+	158, // 204: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
+	76,  // 205: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
+	78,  // 206: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
+	95,  // 207: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
+	101, // 208: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
+	105, // 209: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
+	111, // 210: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	113, // 211: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
+	116, // 212: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
+	120, // 213: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
+	122, // 214: tritonmq.v1.Broker.GiveTransaction:input_type -> tritonmq.v1.GiveTransactionRequest
+	85,  // 215: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
+	141, // 216: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
+	146, // 217: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
+	161, // 218: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
+	163, // 219: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
+	170, // 220: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
+	184, // 221: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
+	186, // 222: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
+	165, // 223: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
+	167, // 224: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
+	175, // 225: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
+	177, // 226: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
+	180, // 227: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
+	182, // 228: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
+	48,  // 229: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
+	52,  // 230: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
+	61,  // 231: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
+	63,  // 232: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
+	139, // 233: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
+	15,  // 234: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	37,  // 235: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
+	107, // 236: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
+	109, // 237: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
+	129, // 238: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
+	131, // 239: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
+	133, // 240: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
+	135, // 241: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
+	137, // 242: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
+	125, // 243: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
+	124, // 244: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
+	126, // 245: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
+	111, // 246: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	16,  // 247: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	18,  // 248: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
+	20,  // 249: tritonmq.v1.Broker.CreateTopics:output_type -> tritonmq.v1.CreateTopicsResponse
+	23,  // 250: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
+	25,  // 251: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
+	28,  // 252: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
+	30,  // 253: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
+	32,  // 254: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
+	34,  // 255: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
+	40,  // 256: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
+	36,  // 257: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
+	45,  // 258: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
+	67,  // 259: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
+	74,  // 260: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
+	70,  // 261: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
+	72,  // 262: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
+	159, // 263: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
+	77,  // 264: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
+	79,  // 265: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
+	100, // 266: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
+	103, // 267: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
+	106, // 268: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
+	112, // 269: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	115, // 270: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
+	119, // 271: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
+	121, // 272: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
+	123, // 273: tritonmq.v1.Broker.GiveTransaction:output_type -> tritonmq.v1.GiveTransactionResponse
+	91,  // 274: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
+	145, // 275: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
+	147, // 276: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
+	162, // 277: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
+	164, // 278: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
+	171, // 279: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
+	185, // 280: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
+	187, // 281: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
+	166, // 282: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
+	169, // 283: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
+	176, // 284: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
+	178, // 285: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
+	181, // 286: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	181, // 287: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	51,  // 288: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
+	55,  // 289: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
+	55,  // 290: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
+	64,  // 291: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
+	140, // 292: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
+	16,  // 293: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	38,  // 294: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
+	108, // 295: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
+	110, // 296: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
+	130, // 297: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
+	132, // 298: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
+	134, // 299: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
+	136, // 300: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
+	138, // 301: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
+	121, // 302: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
+	123, // 303: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
+	128, // 304: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
+	112, // 305: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	247, // [247:306] is the sub-list for method output_type
+	188, // [188:247] is the sub-list for method input_type
+	188, // [188:188] is the sub-list for extension type_name
+	188, // [188:188] is the sub-list for extension extendee
+	0,   // [0:188] is the sub-list for field type_name
 }
 
 func init() { file_mq_protocol_mq_proto_init() }
@@ -18792,12 +18427,12 @@ func file_mq_protocol_mq_proto_init() {
 		(*AlterQueueRequest_Latest)(nil),
 		(*AlterQueueRequest_TimestampUs)(nil),
 	}
-	file_mq_protocol_mq_proto_msgTypes[75].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[88].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[124].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[137].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[184].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[200].OneofWrappers = []any{
+	file_mq_protocol_mq_proto_msgTypes[74].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[85].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[121].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[134].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[181].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[197].OneofWrappers = []any{
 		(*WorkStep_Begin)(nil),
 		(*WorkStep_Lease)(nil),
 		(*WorkStep_Accept)(nil),
@@ -18816,7 +18451,7 @@ func file_mq_protocol_mq_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_protocol_mq_proto_rawDesc), len(file_mq_protocol_mq_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   240,
+			NumMessages:   237,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

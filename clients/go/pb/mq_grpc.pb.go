@@ -54,8 +54,6 @@ const (
 	Broker_Transactions_FullMethodName       = "/tritonmq.v1.Broker/Transactions"
 	Broker_AbortTransaction_FullMethodName   = "/tritonmq.v1.Broker/AbortTransaction"
 	Broker_GiveTransaction_FullMethodName    = "/tritonmq.v1.Broker/GiveTransaction"
-	Broker_Lease_FullMethodName              = "/tritonmq.v1.Broker/Lease"
-	Broker_Settle_FullMethodName             = "/tritonmq.v1.Broker/Settle"
 	Broker_Work_FullMethodName               = "/tritonmq.v1.Broker/Work"
 	Broker_Observe_FullMethodName            = "/tritonmq.v1.Broker/Observe"
 	Broker_SetLogLevel_FullMethodName        = "/tritonmq.v1.Broker/SetLogLevel"
@@ -112,8 +110,6 @@ type BrokerClient interface {
 	Transactions(ctx context.Context, in *TransactionsRequest, opts ...grpc.CallOption) (*TransactionsResponse, error)
 	AbortTransaction(ctx context.Context, in *AbortTransactionRequest, opts ...grpc.CallOption) (*AbortTransactionResponse, error)
 	GiveTransaction(ctx context.Context, in *GiveTransactionRequest, opts ...grpc.CallOption) (*GiveTransactionResponse, error)
-	Lease(ctx context.Context, in *LeaseRequest, opts ...grpc.CallOption) (*LeaseResponse, error)
-	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error)
 	Work(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WorkRequest, WorkResponse], error)
 	Observe(ctx context.Context, in *ObserveRequest, opts ...grpc.CallOption) (*ObserveResponse, error)
 	SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error)
@@ -413,26 +409,6 @@ func (c *brokerClient) GiveTransaction(ctx context.Context, in *GiveTransactionR
 	return out, nil
 }
 
-func (c *brokerClient) Lease(ctx context.Context, in *LeaseRequest, opts ...grpc.CallOption) (*LeaseResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(LeaseResponse)
-	err := c.cc.Invoke(ctx, Broker_Lease_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *brokerClient) Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SettleResponse)
-	err := c.cc.Invoke(ctx, Broker_Settle_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 func (c *brokerClient) Work(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WorkRequest, WorkResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Broker_ServiceDesc.Streams[0], Broker_Work_FullMethodName, cOpts...)
@@ -688,8 +664,6 @@ type BrokerServer interface {
 	Transactions(context.Context, *TransactionsRequest) (*TransactionsResponse, error)
 	AbortTransaction(context.Context, *AbortTransactionRequest) (*AbortTransactionResponse, error)
 	GiveTransaction(context.Context, *GiveTransactionRequest) (*GiveTransactionResponse, error)
-	Lease(context.Context, *LeaseRequest) (*LeaseResponse, error)
-	Settle(context.Context, *SettleRequest) (*SettleResponse, error)
 	Work(grpc.BidiStreamingServer[WorkRequest, WorkResponse]) error
 	Observe(context.Context, *ObserveRequest) (*ObserveResponse, error)
 	SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error)
@@ -799,12 +773,6 @@ func (UnimplementedBrokerServer) AbortTransaction(context.Context, *AbortTransac
 }
 func (UnimplementedBrokerServer) GiveTransaction(context.Context, *GiveTransactionRequest) (*GiveTransactionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GiveTransaction not implemented")
-}
-func (UnimplementedBrokerServer) Lease(context.Context, *LeaseRequest) (*LeaseResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Lease not implemented")
-}
-func (UnimplementedBrokerServer) Settle(context.Context, *SettleRequest) (*SettleResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Settle not implemented")
 }
 func (UnimplementedBrokerServer) Work(grpc.BidiStreamingServer[WorkRequest, WorkResponse]) error {
 	return status.Error(codes.Unimplemented, "method Work not implemented")
@@ -1370,42 +1338,6 @@ func _Broker_GiveTransaction_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Broker_Lease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(LeaseRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(BrokerServer).Lease(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Broker_Lease_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(BrokerServer).Lease(ctx, req.(*LeaseRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _Broker_Settle_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(SettleRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(BrokerServer).Settle(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Broker_Settle_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(BrokerServer).Settle(ctx, req.(*SettleRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 func _Broker_Work_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(BrokerServer).Work(&grpc.GenericServerStream[WorkRequest, WorkResponse]{ServerStream: stream})
 }
@@ -1806,14 +1738,6 @@ var Broker_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Broker_GiveTransaction_Handler,
 		},
 		{
-			MethodName: "Lease",
-			Handler:    _Broker_Lease_Handler,
-		},
-		{
-			MethodName: "Settle",
-			Handler:    _Broker_Settle_Handler,
-		},
-		{
 			MethodName: "Observe",
 			Handler:    _Broker_Observe_Handler,
 		},
@@ -1925,7 +1849,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// What brokers call, of each other, at the address given by --peer-listen.
+// What brokers call, of each other.
 type PeerClient interface {
 	Metadata(ctx context.Context, in *MetadataRequest, opts ...grpc.CallOption) (*MetadataResponse, error)
 	ReplicaStatus(ctx context.Context, in *ReplicaStatusRequest, opts ...grpc.CallOption) (*ReplicaStatusResponse, error)
@@ -2084,7 +2008,7 @@ func (c *peerClient) TransactionStatus(ctx context.Context, in *TransactionStatu
 // All implementations must embed UnimplementedPeerServer
 // for forward compatibility.
 //
-// What brokers call, of each other, at the address given by --peer-listen.
+// What brokers call, of each other.
 type PeerServer interface {
 	Metadata(context.Context, *MetadataRequest) (*MetadataResponse, error)
 	ReplicaStatus(context.Context, *ReplicaStatusRequest) (*ReplicaStatusResponse, error)
