@@ -322,6 +322,18 @@ class Group:
         return found
 
 
+class Declares:
+    """That `g` is a queue group, with these settings."""
+
+    def __init__(self) -> None:
+        self.settings = QueueSettings()
+
+    def find(self, *_: object) -> Queue:
+        return Queue("g", 1, 0, self.settings)
+
+    get = find
+
+
 class Around:
     """The rooms around that of queues: tasks, topics, partitions that are led here (`leds`), and leaders elsewhere.
     `asked`: of those, method and request; `says`: what they answer a method next, an error or None, and then all is
@@ -331,6 +343,8 @@ class Around:
     def __init__(self, *topics: Topic) -> None:
         self.topics = list(topics)
         self.leds: list[Any] = []
+        self.on_role: list[Callable[[Any], None]] = []
+        self.ms = 1_000_000
         self.asked: list[tuple[str, Any]] = []
         self.says: dict[str, list[TritonMQError | None]] = {}
         self.holds: dict[str, asyncio.Event] = {}
@@ -358,6 +372,12 @@ class Around:
         return next(led for led in self.leds if led.number == number)
 
     partition = leader
+
+    def partitions_of(self, _changed: object) -> list[Any]:
+        return self.leds
+
+    def now_ms(self) -> int:
+        return self.ms
 
     def with_id(self, topic_id: str) -> Topic | None:
         known = [each for each in self.topics if each.spec.topic_id == topic_id]

@@ -4,36 +4,31 @@ still."""
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mq_broker.broker.queues import working as working_module
 from mq_broker.broker.queues.group.requests import Asking, Lent
-from mq_broker.broker.queues.policy.declared import Queue
 from mq_broker.broker.queues.working import Working
 from mq_broker.core.work.settling import Ack, Answer, Release, Settle
 from mq_broker.core.work.steps import Begin, Lease, OutputLine, Reason, Send
 from mq_protocol.errors import DiskFull, NotLeader, OutcomeUnknown, Overloaded
-from mq_protocol.queues.settings import QueueSettings
 from tests.coroutines import real_time
-from tests.mq_broker.broker.queues.partitions import Led, rounds
+from tests.mq_broker.broker.queues.partitions import Around, Declares, Led, rounds
 
 
 class World:
     """A broker that leads a partition with a queue group, and its clock."""
 
     def __init__(self, records: int = 0, **callbacks: Any) -> None:
-        self.settings = QueueSettings()
         self.led: Any = Led(records)
         self.led.apply("g", 1, Begin(0))
-        self.ms = 1_000_000
-        shell: Any = SimpleNamespace(on_role=[], now_ms=lambda: self.ms, partitions_of=lambda _: [self.led])
-        declared: Any = SimpleNamespace(find=lambda *_: Queue("g", 1, 0, self.settings))
-        self.roles = shell.on_role
+        self.around: Any = Around(self.led.topic)
+        self.around.leds, self.roles = [self.led], self.around.on_role
+        self.declares: Any = Declares()
         self.now_us = 1
-        self.working = Working(shell, declared, lambda: self.now_us, **callbacks)
+        self.working = Working(self.around, self.declares, lambda: self.now_us, **callbacks)
 
     def asks(self, member: str, group: str = "g") -> asyncio.Task[Any]:
         now = asyncio.get_running_loop().time()
@@ -115,7 +110,7 @@ async def test_leases_of_a_former_leader_run_out_though_nobody_asks_anything() -
     [became_leader] = world.roles
     became_leader(world.led)
     await rounds()
-    world.ms += 31_000
+    world.around.ms += 31_000
     async with asyncio.timeout(5):
         while world.led.state.leases:  # noqa: ASYNC110 - the broker's own timer has to come
             await asyncio.sleep(0.01)
