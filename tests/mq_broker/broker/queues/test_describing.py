@@ -27,7 +27,7 @@ from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Reject, Return, Step
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, UnknownQueue, WrongGroupKind
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.host.test_shell import HERE, ID, leading, shell
 
 TOPIC = Topic.of(replace(HERE.spec, queues={"g": QueueSpec(3, settings={"delivery_limit": "2"})}, queue_lives=3))
@@ -110,7 +110,7 @@ async def one_of_each(world: World) -> None:
     await world.write(Return(((30, 31),), True))
 
 
-@real_time
+@virtual_time
 async def test_runs_are_listed_by_state_and_a_page_goes_on_after_the_one_before(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         await one_of_each(world)
@@ -136,7 +136,7 @@ async def test_runs_are_listed_by_state_and_a_page_goes_on_after_the_one_before(
         assert (parked.error, parked.failures) == ("boom", 1)
 
 
-@real_time
+@virtual_time
 async def test_who_cannot_be_told_is_told_why(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         with pytest.raises(UnknownQueue):
@@ -153,7 +153,7 @@ async def test_who_cannot_be_told_is_told_why(tmp_path: Path) -> None:
         assert (await world.told()).life == 0, "the declared life has not begun"
 
 
-@real_time
+@virtual_time
 async def test_what_nobody_has_is_purged_and_what_is_leased_stays(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         await one_of_each(world)
@@ -165,7 +165,7 @@ async def test_what_nobody_has_is_purged_and_what_is_leased_stays(tmp_path: Path
         assert world.partition.replica.last_index == last, "nothing is written for nothing"
 
 
-@real_time
+@virtual_time
 async def test_what_is_parked_is_ready_again_as_if_it_had_never_failed(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         await world.write(Lease(((30, 40),), "a"), Return(((32, 35),), True, 0, "boom"))
@@ -177,7 +177,7 @@ async def test_what_is_parked_is_ready_again_as_if_it_had_never_failed(tmp_path:
         assert await world.swept(redrive=True) == 0
 
 
-@real_time
+@virtual_time
 async def test_a_sweep_goes_into_an_entry_behind_the_one_that_is_on_its_way(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         await one_of_each(world)
