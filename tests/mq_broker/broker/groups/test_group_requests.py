@@ -3,12 +3,13 @@ stand-ins."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mq_broker.broker.groups.cursors import Groups
+from mq_broker.broker.metadata.topics import Topic
+from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.entries import DeleteGroup, MoveCursor
 from mq_broker.core.machine.state import Cursor
 from mq_protocol import mq_pb2 as pb
@@ -24,7 +25,7 @@ class Part(Led):
     def __init__(self, name: str = "t", number: int = 0, **kinds: str) -> None:
         super().__init__(number)
         self.name = f"{name}-{number}"
-        self.topic = SimpleNamespace(spec=SimpleNamespace(name=name, queues={}))
+        self.topic = Topic.of(TopicSpec(name, "0" * 32, ((1,),)))
         self.cursors.update({group: Cursor(10, kind, 77) for group, kind in kinds.items()})
         self.serving = True
         self.asked: list[tuple[Any, float]] = []

@@ -11,7 +11,9 @@ import pytest
 
 from mq_broker.broker.groups import subscriptions as delivery
 from mq_broker.broker.groups.subscriptions import CREDIT_BYTES_MAX, Delivery, _Session
+from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.runtime.memory import Held
+from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.machine.state import Cursor
 from mq_broker.core.messages import Published
 from mq_protocol import mq_pb2 as pb
@@ -82,7 +84,7 @@ class Stream:
     async def get(self, name: str) -> Any:
         if name != "t":
             raise UnknownTopic("no such topic")
-        return SimpleNamespace(spec=SimpleNamespace(name="t", topic_id=self._topic_id))
+        return Topic.of(TopicSpec("t", self._topic_id, ((1,),)))
 
     async def renewed(self, topic: Any) -> Any:
         self.renewals += 1

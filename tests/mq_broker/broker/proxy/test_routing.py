@@ -6,15 +6,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.proxy.holding import LOOK_AGAIN_S, REQUEST_BYTES, Holding
 from mq_broker.broker.proxy.leaders import Leaders
 from mq_broker.broker.proxy.routing import ANY, GONE, Routing, place_of
 from mq_broker.broker.runtime.memory import Held
+from mq_broker.coordination.interface import BrokerRegistration, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_broker.rpc.service import RefusedBatch
 from mq_protocol import mq_pb2 as pb
@@ -41,11 +42,13 @@ class Played:
         self.known = {"t"}
         self.partitions = self.partitions_now = 2  # of `t`, as this process has read it, and as it is
         self.holding = Holding(hold_max)
-        me = SimpleNamespace(broker=9)
-        cluster: Any = SimpleNamespace(me=me, brokers=dict.fromkeys((1, 2, 3)), is_live=lambda b, _i: b in self.reached)
-        leaders = Leaders(cluster, self, self)  # type: ignore[arg-type]
-        held = Held(1 << 20)
-        self.routing = Routing(cluster, self, leaders, self.holding, held, self.read_rules)  # type: ignore[arg-type]
+        self.me, self.brokers = BrokerRegistration(9, 1, "here"), dict.fromkeys((1, 2, 3))
+        world: Any = self
+        leaders = Leaders(world, world, world)
+        self.routing = Routing(world, world, leaders, self.holding, Held(1 << 20), self.read_rules)
+
+    def is_live(self, broker: int, _incarnation: int) -> bool:
+        return broker in self.reached
 
     async def read_rules(self) -> None:
         self.asked.append((9, "rules"))
@@ -55,8 +58,7 @@ class Played:
     # -- topics, the coordination service
 
     def find(self, name: str) -> Any:
-        found = SimpleNamespace(spec=SimpleNamespace(topic_id="id"), partitions=self.partitions)
-        return found if name in self.known else None
+        return Topic.of(TopicSpec(name, "id", ((1,),) * self.partitions)) if name in self.known else None
 
     async def looked_for(self, name: str) -> Any:
         if name not in ("t", "new"):

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +21,8 @@ from mq_broker.broker.queues.policy.declared import Declared
 from mq_broker.broker.queues.sweeping import Sweeping
 from mq_broker.broker.queues.working import Working
 from mq_broker.coordination.interface import QueueSpec
-from mq_broker.core.entries import Append, Work
+from mq_broker.core.entries import Append, Entry, Work
+from mq_broker.core.messages import Published
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Reject, Return, Step
 from mq_protocol import mq_pb2 as pb
@@ -87,17 +87,10 @@ async def led(tmp_path: Path) -> AsyncIterator[World]:
 def _append(partition: Partition, records: int) -> None:
     """Records without bytes: nobody reads them here."""
     machine, index = partition.replica.machine, partition.index
-    (published,) = machine.apply(
-        SimpleNamespace(  # type: ignore[arg-type]
-            operation=Append(),
-            index=partition.replica.last_index,
-            record_count=records,
-            timestamp_us=7_000,
-            payload_bytes=1,
-            decoded_bytes=1,
-            uuid=bytes(16),
-        )
-    )
+    replica = partition.replica
+    entry = Entry(replica.last_index, replica.leader_epoch, 7_000, Append(), bytes(16), records, 1, 1)
+    (published,) = machine.apply(entry)
+    assert isinstance(published, Published)
     index.append(published)
 
 
