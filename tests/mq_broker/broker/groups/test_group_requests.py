@@ -15,7 +15,7 @@ from mq_broker.core.machine.state import Cursor
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import GroupInUse, InvalidRequest, NotEnoughReplicas, NotLeader, TritonMQError, UnknownPartition
 from mq_protocol.wire.error_messages import from_wire
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.groups.partitions import BEGUN, Led
 
 
@@ -109,7 +109,7 @@ class World:
         (None, {"reset": True, "kind": "consumer"}, MoveCursor("g", 20, "consumer")),
     ],
 )
-@real_time
+@virtual_time
 async def test_what_is_written_for_whose_word(present: str | None, fields: dict[str, Any], written: MoveCursor) -> None:
     part = Part(**({"g": present} if present else {}))
     told = await World(part).move(**fields)
@@ -132,7 +132,7 @@ async def test_what_is_written_for_whose_word(present: str | None, fields: dict[
         ("ephemeral", {"kind": "spark"}, "another kafka"),
     ],
 )
-@real_time
+@virtual_time
 async def test_what_is_refused(present: str | None, fields: dict[str, Any], words: str) -> None:
     part = Part(**({"g": present} if present else {}))
     with pytest.raises(InvalidRequest, match=words):
@@ -140,7 +140,7 @@ async def test_what_is_refused(present: str | None, fields: dict[str, Any], word
     assert part.asked == []
 
 
-@real_time
+@virtual_time
 async def test_a_members_word_that_does_not_count_is_no_error_and_is_not_written() -> None:
     part = Part(g="consumer")
     world = World(part)
@@ -152,7 +152,7 @@ async def test_a_members_word_that_does_not_count_is_no_error_and_is_not_written
 
 
 @pytest.mark.parametrize("kinds", [{}, {"g": "consumer"}], ids=["no cursor yet", "a cursor"])
-@real_time
+@virtual_time
 async def test_an_administrator_may_ask_to_move_a_group_only_where_nobody_reads(kinds: dict[str, str]) -> None:
     part = Part(**kinds)
     world = World(part)
@@ -167,7 +167,7 @@ async def test_an_administrator_may_ask_to_move_a_group_only_where_nobody_reads(
     assert len(part.asked) == 2
 
 
-@real_time
+@virtual_time
 async def test_a_group_is_called_as_it_was_told_last_until_it_is_deleted() -> None:
     part = Part(g="spark")
     world = World(part)
@@ -194,7 +194,7 @@ async def test_a_group_is_called_as_it_was_told_last_until_it_is_deleted() -> No
     assert await called() == ""
 
 
-@real_time
+@virtual_time
 async def test_a_group_with_members_is_deleted_by_force_alone_and_they_are_told() -> None:
     part, other = Part(g="consumer"), Part(number=1)
     world = World(part, other)

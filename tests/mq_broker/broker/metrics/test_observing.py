@@ -15,7 +15,7 @@ from mq_broker.core.entries import SCHEDULED, TransactionKey
 from mq_broker.core.machine.state import StagedBatch
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, InvalidTopicName
-from tests.coroutines import real_time, virtual_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.metrics.observed import holder, observing, part, topic
 
@@ -31,7 +31,7 @@ async def told_by(data: Path, *parts: Any, **more: Any) -> pb.ObserveResponse:
     return await asked(observing(data, *parts, **more))
 
 
-@real_time
+@virtual_time
 async def test_a_broker_tells_what_it_holds_in_as_much_detail_as_it_is_asked_for(tmp_path: Path) -> None:
     async with standalone(tmp_path, rack="r1") as broker:
         await broker.create_topic("a")
@@ -70,7 +70,7 @@ async def told_of(broker: Broker, detail: Any, records: int) -> pb.ObserveRespon
     return told if sum(row.records for row in told.topics) == records and told.groups else None
 
 
-@real_time
+@virtual_time
 async def test_what_no_broker_can_be_asked_is_refused(tmp_path: Path) -> None:
     observed = observing(tmp_path)
     with pytest.raises(InvalidTopicName):
@@ -188,7 +188,7 @@ def test_cursors_beyond_the_bound_are_left_out_and_counted(tmp_path: Path, monke
     assert len(told.partitions) == 3
 
 
-@real_time
+@virtual_time
 async def test_what_does_not_fit_one_answer_is_counted_and_can_be_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from mq_broker.broker.queues.working import Working
 from mq_broker.core.work.settling import Ack, Answer, Release, Settle
 from mq_broker.core.work.steps import Begin, Lease, OutputLine, Reason, Send
 from mq_protocol.errors import DiskFull, NotLeader, OutcomeUnknown, Overloaded
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.partitions import Around, Declares, Led, rounds
 
 
@@ -35,7 +35,7 @@ class World:
         return asyncio.create_task(self.working.lent(self.led, group, Asking(member, b"", 1), now + 9, now + 10))
 
 
-@real_time
+@virtual_time
 async def test_no_more_requests_wait_at_a_partition_than_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(working_module, "WAITING_PER_PARTITION_MAX", 2)
     world = World()
@@ -52,7 +52,7 @@ async def test_no_more_requests_wait_at_a_partition_than_it_takes(monkeypatch: p
     assert [each.runs[0].first for each in await asyncio.gather(waiting[1], another)] == [0, 1]
 
 
-@real_time
+@virtual_time
 async def test_a_group_with_many_members_makes_room_for_another_group_of_the_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -73,7 +73,7 @@ async def test_a_group_with_many_members_makes_room_for_another_group_of_the_par
         each.cancel()
 
 
-@real_time
+@virtual_time
 async def test_members_that_wait_keep_nobody_from_settling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(working_module, "WAITING_PER_PARTITION_MAX", 2)
     world = World(1)
@@ -89,7 +89,7 @@ async def test_members_that_wait_keep_nobody_from_settling(monkeypatch: pytest.M
         each.cancel()
 
 
-@real_time
+@virtual_time
 async def test_who_waits_is_told_at_once_when_the_leadership_ends_and_nothing_of_it_stays() -> None:
     world = World()
     waiting = world.asks("a")
@@ -103,7 +103,7 @@ async def test_who_waits_is_told_at_once_when_the_leadership_ends_and_nothing_of
         await world.asks("a")
 
 
-@real_time
+@virtual_time
 async def test_leases_of_a_former_leader_run_out_though_nobody_asks_anything() -> None:
     world = World(10)
     world.led.apply("g", 1, Lease(((0, 4),), "gone"), epoch=1)
@@ -117,7 +117,7 @@ async def test_leases_of_a_former_leader_run_out_though_nobody_asks_anything() -
     assert world.led.state.totals.returned == 4
 
 
-@real_time
+@virtual_time
 async def test_no_more_requests_wait_at_a_broker_than_it_takes_whatever_their_partitions_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -140,7 +140,7 @@ async def test_no_more_requests_wait_at_a_broker_than_it_takes_whatever_their_pa
     another.cancel()
 
 
-@real_time
+@virtual_time
 async def test_no_more_ranges_wait_to_be_settled_at_a_broker_than_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(working_module, "RANGES_WAITING_MAX", 5)
     world = World(10)
@@ -164,7 +164,7 @@ async def test_no_more_ranges_wait_to_be_settled_at_a_broker_than_it_takes(monke
     another.cancel()
 
 
-@real_time
+@virtual_time
 async def test_a_settle_that_was_not_judged_in_time_is_not_done_later() -> None:
     world = World(10)
     lent = await world.asks("a")
@@ -184,7 +184,7 @@ async def test_a_settle_that_was_not_judged_in_time_is_not_done_later() -> None:
     assert await world.working.settled(world.led, "g", [], now) == ()
 
 
-@real_time
+@virtual_time
 async def test_a_lease_that_is_not_committed_in_time_is_not_known() -> None:
     world = World(10)
     world.led.keeps_up = False
@@ -193,7 +193,7 @@ async def test_a_lease_that_is_not_committed_in_time_is_not_known() -> None:
         await world.working.lent(world.led, "g", Asking("a", b"", 1), now, now)
 
 
-@real_time
+@virtual_time
 async def test_what_a_former_leader_has_decided_is_published_by_the_next_though_nobody_asks() -> None:
     looked: list[str] = []
     world = World(10, on_outbox=lambda gathering, _: looked.append(gathering.group))
@@ -205,7 +205,7 @@ async def test_what_a_former_leader_has_decided_is_published_by_the_next_though_
     assert looked
 
 
-@real_time
+@virtual_time
 async def test_a_group_whose_entry_the_disk_refused_begins_anew_and_knows_what_is_committed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -229,7 +229,7 @@ async def test_a_group_whose_entry_the_disk_refused_begins_anew_and_knows_what_i
     assert await world.working.settled(world.led, "g", [ack], now + 10) == [Answer()]
 
 
-@real_time
+@virtual_time
 async def test_who_settles_and_asks_is_refused_both_with_one_error_and_nothing_of_it_stays() -> None:
     world = World(10)
     lent = await world.asks("a")
