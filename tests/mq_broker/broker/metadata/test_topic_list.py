@@ -263,10 +263,7 @@ def wider(spec: TopicSpec) -> TopicSpec:
 
 
 @virtual_time
-async def test_an_edit_writes_what_is_new_over_the_version_that_it_was_made_from(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(editing, "PAUSE_S", 0.0)
+async def test_an_edit_writes_what_is_new_over_the_version_that_it_was_made_from(service: Service) -> None:
     await service.read(1, A, whole=True)
     service.outcomes = [CasOutcome.REFUSED, CasOutcome.UNKNOWN]
     await service.topics.edit("a", wider)
