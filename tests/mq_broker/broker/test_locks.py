@@ -14,7 +14,7 @@ from mq_broker.coordination.file import FileStore
 from mq_broker.coordination.service import CoordinationService
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, LockLost, LockNotAcquired, Overloaded
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 
 WAIT_S = 20.0
 
@@ -60,7 +60,7 @@ async def started(directory: Path) -> CoordinationService:
     return coordination
 
 
-@real_time
+@virtual_time
 async def test_a_place_ends_with_its_stream_however_that_ends(tmp_path: Path) -> None:
     coordination = await started(tmp_path)
     locks = Locks(coordination)
@@ -76,7 +76,7 @@ async def test_a_place_ends_with_its_stream_however_that_ends(tmp_path: Path) ->
         await streams[2].task
 
 
-@real_time
+@virtual_time
 async def test_a_stream_speaks_while_its_place_stands_waiting_or_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +97,7 @@ async def test_a_stream_speaks_while_its_place_stands_waiting_or_held(
     await coordination.stop()
 
 
-@real_time
+@virtual_time
 async def test_what_names_no_lock_or_two_is_refused(tmp_path: Path) -> None:
     coordination = await started(tmp_path)
     locks = Locks(coordination)
@@ -113,7 +113,7 @@ async def test_what_names_no_lock_or_two_is_refused(tmp_path: Path) -> None:
     await coordination.stop()
 
 
-@real_time
+@virtual_time
 async def test_a_broker_keeps_so_many_places_of_one_lock_and_of_all(tmp_path: Path) -> None:
     coordination = await started(tmp_path)
     locks = Locks(coordination, places_max=5, waiters_max=3)
@@ -146,7 +146,7 @@ def test_a_client_that_reads_nothing_gives_its_lock_up() -> None:
         asyncio.run(_say(pb.LockResponse(), reads_nothing, 0.01))
 
 
-@real_time
+@virtual_time
 async def test_a_lock_whose_holder_reads_nothing_any_more_is_lost_and_says_so(tmp_path: Path) -> None:
     coordination = await started(tmp_path)
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mq_broker.broker.administration import consumed
 from mq_broker.broker.administration.consumed import Consumed, Needed, first_needed
+from mq_broker.coordination.interface import QueueSpec
 from mq_broker.core.machine.state import Cursor
-from mq_broker.core.work.state import WorkState
-from mq_broker.core.work.steps import Accept, LeaseId, Reason, Send, Sent
+from mq_broker.core.work.steps import Accept, Begin, Reason, Send, Sent
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting, NotLeader, OffsetOutOfRange
-from mq_protocol.names import RetentionPolicy
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.administration.test_retention import ROWS, fill, first_segments, held, start_of
 from tests.mq_broker.broker.administration.test_trimming import Part
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member
+from tests.mq_broker.broker.queues.partitions import Around
 from tests.mq_broker.broker.test_three_brokers import three
 from tests.often import look_every
 from tests.virtual.world import in_virtual_time
@@ -30,13 +29,8 @@ class Kept(Part):
     """Partition 1 of a topic with `retention=consumed`: fifty records in five batches. `cursors`: of stream groups."""
 
     def __init__(self, number: int = 1, **cursors: int) -> None:
-        super().__init__()
-        self.number = number
-        self.topic.settings.retention = RetentionPolicy.CONSUMED
-        self.topic.spec.name, self.topic.spec.topic_id = "t", "id"
-        machine = self.replica.machine
-        machine.next_offset = 50
-        machine.cursors = {group: Cursor(offset, "consumer", 0) for group, offset in cursors.items()}
+        super().__init__(number=number, retention="consumed")
+        self.machine.cursors.update({group: Cursor(offset, "consumer", 0) for group, offset in cursors.items()})
 
 
 def needed(part: Kept, *elsewhere: str) -> Needed | None:
@@ -51,39 +45,35 @@ def test_without_any_group_nothing_is_consumed() -> None:
 def test_the_group_that_is_behind_most_says_what_is_needed() -> None:
     part = Kept(quick=40, slow=12)
     assert needed(part) == (12, "slow")
-    work = part.replica.machine.work
-    work["jobs"] = WorkState(1, 5)
+    part.apply("jobs", 1, Begin(5))
     assert needed(part) == (5, "jobs")
-    work["jobs"].apply(Accept(((5, 45),)), LeaseId(1, 1, 0), 50)
+    part.apply("jobs", 1, Accept(((5, 45),)))
     assert needed(part) == (12, "slow")
-    part.replica.machine.cursors.pop("slow")
+    part.machine.cursors.pop("slow")
     assert needed(part) == (40, "quick")
 
 
 def test_once_all_are_at_the_end_nobody_is_waited_for() -> None:
     part = Kept(quick=50)
-    part.replica.machine.work["jobs"] = WorkState(1, 50)
+    part.apply("jobs", 1, Begin(50))
     assert needed(part) == (50, "")
 
 
 def test_a_record_is_needed_until_its_dead_letter_is_published() -> None:
     part = Kept()
-    work = part.replica.machine.work["jobs"] = WorkState(1, 0)
-    work.apply(Send(((20, 21),), Reason.REJECTED, 1, ()), LeaseId(1, 1, 0), 50)
-    work.apply(Accept(((0, 50),)), LeaseId(1, 2, 0), 50)
+    part.apply("jobs", 1, Begin(0), Send(((20, 21),), Reason.REJECTED, 1, ()), Accept(((0, 20), (21, 50))))
     assert needed(part) == (20, "jobs")
-    work.apply(Sent(1), LeaseId(1, 3, 0), 50)
+    part.apply("jobs", 1, Sent(1))
     assert needed(part) == (50, "")
 
 
 def test_a_queue_group_that_has_not_begun_here_needs_all_that_there_is() -> None:
     part = Kept(quick=50)
-    declared = part.topic.spec.queues
-    declared["jobs"] = SimpleNamespace(life=2, start_us=17)
+    part.declare(jobs=QueueSpec(2, 17))
     assert needed(part) == (0, "jobs")
-    part.replica.machine.work["jobs"] = WorkState(1, 50)
+    part.apply("jobs", 1, Begin(50))
     assert needed(part) == (0, "jobs"), "that was a former one of its name"
-    part.replica.machine.work["jobs"] = WorkState(2, 50)
+    part.apply("jobs", 2, Begin(50))
     assert needed(part) == (50, "")
 
 
@@ -94,15 +84,11 @@ def test_a_group_that_has_a_cursor_elsewhere_and_none_here_needs_all_that_there_
 
 
 def test_a_leader_that_does_not_know_whether_it_still_leads_says_nothing_of_groups() -> None:
-    async def meant(_: str, topic_id: str) -> str:
-        assert topic_id == "id"
-        return "t"
-
-    first: Any = Kept(0, quick=30, slow=10)
-    shell: Any = SimpleNamespace(leader=lambda _, number: {0: first}[number])
-    topics: Any = SimpleNamespace(meant=meant)
-    ours = Consumed(shell, topics, shell)
-    request = pb.StreamGroupsRequest(topic="t", topic_id="id")
+    first = Kept(0, quick=30, slow=10)
+    around: Any = Around(first.topic)
+    around.leds = [first]
+    ours = Consumed(around, around, around)
+    request = pb.StreamGroupsRequest(topic="t", topic_id=first.topic.spec.topic_id)
     assert list(in_virtual_time(ours.stream_groups(request, 5.0)).groups) == ["quick", "slow"]
     first.refuses = NotLeader("another broker leads")
     with pytest.raises(NotLeader):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mq_broker.broker.administration.features import Features, describe_broker
-from mq_broker.coordination.interface import BrokerRegistration
+from mq_broker.broker.metadata.topics import Topic
+from mq_broker.coordination.interface import BrokerRegistration, TopicSpec
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import IncompatibleVersion
 from mq_protocol.versions import Versions
@@ -23,10 +23,11 @@ class Service:
         self.now = level
         self.levels = levels
         self.told = 0
-        topic = SimpleNamespace(spec=SimpleNamespace(assignment=((1, 2), (2, 3))))
         me: Any = self
-        topics: Any = SimpleNamespace(all=lambda: [topic])
-        self._features = Features(me, topics, me)
+        self._features = Features(me, me, me)
+
+    def all(self) -> list[Topic]:
+        return [Topic.of(TopicSpec("t", "0" * 32, ((1, 2), (2, 3))))]
 
     async def level(self) -> int:
         return self.now

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from mq_broker.broker.administration import moves
 from mq_broker.broker.administration.moves import TRANSFER_MS, TRANSFERS_MAX, Moves
+from mq_broker.broker.metadata.topics import Topic
 from mq_broker.coordination.interface import Move, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
@@ -24,15 +24,22 @@ from tests.virtual.world import in_virtual_time
 NOW_MS = 5_000
 
 
+@dataclass
+class Replica:
+    isr: tuple[int, ...]
+    leader: int = 1
+    leader_epoch: int = 1
+
+
 class Part:
     """A partition that broker 1 leads, and whom it was told to hand over to."""
 
     def __init__(self, spec: TopicSpec, number: int, *isr: int) -> None:
-        self.topic = SimpleNamespace(spec=spec)
+        self.topic = Topic.of(spec)
         self.number = number
         self.name = f"{spec.name}-{number}"
         self.serving = True
-        self.replica = SimpleNamespace(isr=isr, leader=1, leader_epoch=1)
+        self.replica = Replica(isr)
         self.closed = False
         self.handed_to: list[tuple[int, int]] = []
 
@@ -80,7 +87,7 @@ class Here:
     # ---- the topics
 
     def all(self) -> list[Any]:
-        return [SimpleNamespace(spec=spec, partitions=len(spec.assignment)) for _, spec in sorted(self.specs.items())]
+        return [Topic.of(spec) for _, spec in sorted(self.specs.items())]
 
     def find(self, name: str) -> Any:
         return next((topic for topic in self.all() if topic.spec.name == name), None)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from mq_broker.rpc.peer_proof import PeerProof
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.limits import OFFSETS_OF_A_LIFE
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.host.test_shell import shell, until
 
 LOST = NodeState(LeaderName(1, 7), 5, ((1, "one"), (2, "two")), 2, "w", offset_floor=40)
@@ -39,16 +38,25 @@ def chosen(*statuses: pb.ReplicaStatusResponse, state: NodeState = LOST, **optio
     return choose("t-0", state, {s.broker: s for s in statuses}, "mine", **options)  # type: ignore[arg-type]
 
 
+@dataclass
+class LogIdentity:
+    log_id: str
+    recovery: int
+
+
+@dataclass
+class Replica:
+    identity: LogIdentity
+    last_epoch: int = 4
+    last_index: int = 5
+    next_offset_at_most: int = 6
+    leading: bool = True
+    leader_epoch: int = 7
+
+
 def test_a_replica_says_all_that_a_recovery_is_chosen_by() -> None:
     """Each value is another, so that none can stand in the place of another."""
-    replica: Any = SimpleNamespace(
-        identity=SimpleNamespace(log_id="log", recovery=3),
-        last_epoch=4,
-        last_index=5,
-        next_offset_at_most=6,
-        leading=True,
-        leader_epoch=7,
-    )
+    replica: Any = Replica(LogIdentity("log", 3))
     told = pb.ReplicaStatusResponse(broker=2)
     describe(replica, told)
     assert told == pb.ReplicaStatusResponse(
@@ -151,7 +159,7 @@ def test_the_operator_may_say_whose_log_it_is_to_be() -> None:
         chosen(status(1, "new1"), status(2, "new2"), from_broker=3)
 
 
-@real_time
+@virtual_time
 async def test_replicas_look_at_the_node_once_it_says_that_the_partition_was_recovered(tmp_path: Path) -> None:
     """No tick comes to them here, as hardly any does to a replica at rest."""
     async with shell(tmp_path, isr=((1, "gone"),)) as broker:

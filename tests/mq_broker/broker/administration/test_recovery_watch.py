@@ -6,14 +6,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from mq_broker.broker.administration import recovery
 from mq_broker.broker.administration.recovery import TotalLoss, choose
+from mq_broker.broker.metadata.topics import Topic
+from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.messages import CasOutcome, LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, OutcomeUnknown, UnknownPartition, Unreachable
@@ -29,6 +30,22 @@ def status(broker: int, **fields: Any) -> pb.ReplicaStatusResponse:
     return pb.ReplicaStatusResponse(broker=broker, **said)
 
 
+def topic(on_total_loss: OnTotalLoss, members: tuple[int, ...]) -> Topic:
+    settings = {"durability": "memory", "on_total_loss": on_total_loss.value}
+    return Topic.of(TopicSpec("t", "id", (members, members), settings=settings))
+
+
+@dataclass
+class Replica:
+    """As the partition shows it, and as its core does."""
+
+    leader: int
+
+    @property
+    def replica(self) -> Replica:
+        return self
+
+
 class World:
     """Broker 1 of brokers 1 to 3, and topic `t`, which goes on by itself and has lost all logs of its two
     partitions."""
@@ -36,9 +53,7 @@ class World:
     def __init__(self) -> None:
         self.broker = 1
         self.brokers = dict.fromkeys((1, 2, 3))
-        settings = SimpleNamespace(on_total_loss=OnTotalLoss.RECOVER)
-        spec = SimpleNamespace(name="t", topic_id="id", assignment=((1, 2), (1, 2)))
-        self.topic: Any = SimpleNamespace(spec=spec, settings=settings, partitions=2)
+        self.topic = topic(OnTotalLoss.RECOVER, (1, 2))
         self.leaders = {0: 0, 1: 0}
         self.node: tuple[int, NodeState] | None = (3, LOST)
         self.outcomes: list[tuple[CasOutcome, bool]] = []
@@ -65,7 +80,7 @@ class World:
         return self.topic
 
     def hosted(self, _topic: object, number: int) -> Any:
-        return SimpleNamespace(replica=SimpleNamespace(leader=self.leaders[number])) if number in self.leaders else None
+        return Replica(self.leaders[number]) if number in self.leaders else None
 
     def peer_address(self, broker: int) -> str | None:
         return f"broker-{broker}" if broker in self.brokers else None
@@ -174,7 +189,7 @@ async def test_a_recovery_whose_answer_was_lost_is_found_done_and_one_that_other
 async def test_a_replica_that_does_not_answer_is_waited_for_though_it_was_not_in_sync(why: str) -> None:
     """It may have left the set since its broker died, and have all that was committed before."""
     async with played() as world:
-        world.topic.spec.assignment = ((1, 2, 3), (1, 2, 3))
+        world.topic = topic(OnTotalLoss.RECOVER, (1, 2, 3))
         if why == "it is not registered":
             del world.brokers[3]
         with pytest.raises(InvalidRequest, match=r"broker 3 does not answer for its replica.*start that broker"):
@@ -223,7 +238,7 @@ def test_a_replica_that_is_not_open_is_not_taken_for_one_in_sync_whose_log_the_n
 
 
 def stops(world: World) -> None:
-    world.topic.settings.on_total_loss = OnTotalLoss.STOP
+    world.topic = topic(OnTotalLoss.STOP, (1, 2))
 
 
 def is_led(world: World) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mq_broker.broker.administration.rights.tokens import TokenSettings
 from mq_broker.coordination.editing import Document
-from mq_broker.coordination.interface import SecurityDocuments
+from mq_broker.coordination.interface import BrokerRegistration, SecurityDocuments
 from mq_broker.core.messages import CasOutcome
 from mq_broker.security.tokens import DOCUMENT, Tokens, load
 from mq_protocol import mq_pb2 as pb
@@ -27,7 +26,7 @@ class Played:
         self.tokens = Document(DOCUMENT, load, Tokens(), "")
 
     async def brokers(self) -> Mapping[int, Any]:
-        return {number: SimpleNamespace(tls_address=port) for number, port in enumerate(self._ports, 1)}
+        return {n: BrokerRegistration(n, 1, "h", tls_address=port) for n, port in enumerate(self._ports, 1)}
 
     async def read(self) -> SecurityDocuments:
         return SecurityDocuments()

@@ -1,96 +1,52 @@
-"""Below which offset records may go, and which partitions have a turn of retention, with a clock that is given."""
+"""Below which offset records may go, and which partitions have a turn of retention, with a clock that is given. The
+partitions' state and index are real."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mq_broker.broker.administration import retention
 from mq_broker.broker.administration.consumed import Consumed
-from mq_broker.broker.administration.retention import Retention, _trim_to
-from mq_broker.core.messages import Published
-from mq_broker.core.work.state import WorkState
-from mq_broker.core.work.steps import Accept, LeaseId, Reason, Send, Sent
-from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.errors import TritonMQError
-from mq_protocol.names import RetentionPolicy
-from tests.coroutines import real_time
+from mq_broker.broker.administration.retention import SHORTENINGS_AT_ONCE, TURN_S, Retention
+from mq_broker.broker.metadata.topics import Topic
+from mq_broker.coordination.interface import QueueSpec, TopicSpec
+from mq_broker.core.work.steps import Accept, Begin, Reason, Send, Sent
+from tests.coroutines import virtual_time
+from tests.mq_broker.broker.queues.partitions import Led
 
 NOW_US = 1_000_000_000
 
 
-class Part:
-    """A partition of five batches of ten records and 100 bytes, one a second, the last of them at `NOW_US`."""
+class Part(Led):
+    """Five batches of ten records and 100 bytes, one a second, the last of them at `NOW_US`. Its journal is shortened
+    while it `may`."""
 
-    def __init__(self, retention_ms: int | None = None, retention_bytes: int | None = None, start: int = 0) -> None:
-        self.name = "t-0"
-        settings = SimpleNamespace(
-            retention_ms=retention_ms,
-            retention_bytes=retention_bytes,
-            retention=RetentionPolicy.LIMITS,
-            retention_over_queues=False,
-        )
-        self.topic = SimpleNamespace(settings=settings, internal=False, spec=SimpleNamespace(queues={}))
-        self.index = OffsetIndex()
+    def __init__(self, start: int = 0, number: int = 0, **settings: int | str) -> None:
+        given = {name: str(value) for name, value in settings.items()}
+        super().__init__(topic=Topic.of(TopicSpec("t", "0" * 32, ((1,), (1,)), settings=given)), number=number)
         for number in range(5):
-            self.index.append(Published(10 * number, 10, number + 1, NOW_US - (4 - number) * 1_000_000, 100, 100))
-        self.index.trim(start)
-        self.replica = SimpleNamespace(machine=SimpleNamespace(log_start_offset=start, work={}))
-        self.serving, self.shorten_due, self.closed = True, False, False
-        self.held_by = ""
-        self.asked: list[tuple[object, float]] = []
+            self.append(10, at_us=NOW_US - (4 - number) * 1_000_000)
+        if start:
+            self.trim(start)
+        self.held_by, self.shorten_due = "", False
         self.shortened = 0
-        self.refuses: TritonMQError | None = None
-        self.shortens: TritonMQError | None = None
-        self.goes_on = asyncio.Event()
-        self.goes_on.set()
-
-    async def ask(self, operation: object, deadline: float) -> None:
-        self.asked.append((operation, deadline))
-        if self.refuses is not None:
-            raise self.refuses
+        self.may = asyncio.Event()
+        self.may.set()
 
     async def shorten(self) -> None:
-        await self.goes_on.wait()
+        await self.may.wait()
         self.shortened += 1
-        if self.shortens is not None:
-            raise self.shortens
 
+    @property
+    def start(self) -> int:
+        return self.machine.log_start_offset
 
-def trimmed(now_us: int = NOW_US, **settings: Any) -> int | None:
-    part: Any = Part(**settings)
-    return _trim_to(part, now_us)
-
-
-def test_nothing_goes_where_nothing_was_asked_for() -> None:
-    assert trimmed() is None
-    assert trimmed(NOW_US * 1_000) is None
-
-
-def test_what_is_older_than_the_topic_keeps_goes_by_whole_batches() -> None:
-    assert trimmed(retention_ms=4_000) is None
-    assert trimmed(retention_ms=3_999) == 10
-    assert trimmed(retention_ms=2_500) == 20
-    assert trimmed(NOW_US + 1_000_000, retention_ms=2_500) == 30
-    assert trimmed(NOW_US + 10_000_000, retention_ms=1_000) == 50, "all of it"
-
-
-def test_what_is_more_than_the_topic_keeps_goes() -> None:
-    assert trimmed(retention_bytes=500) is None
-    assert trimmed(retention_bytes=401) is None, "so much is kept at least"
-    assert trimmed(retention_bytes=400) == 10
-    assert trimmed(retention_bytes=200) == 30
-    assert trimmed(retention_bytes=200, retention_ms=3_500) == 30, "whichever takes more"
-    assert trimmed(retention_bytes=450, retention_ms=1_500) == 30
-
-
-def test_what_has_gone_already_is_not_written_down_again() -> None:
-    assert trimmed(retention_bytes=200, start=30) is None
-    assert trimmed(retention_bytes=200, start=29) == 30
+    def declare(self, **queues: QueueSpec) -> None:
+        self.topic = Topic.of(replace(self.topic.spec, queues=queues))
 
 
 class Shell:
@@ -99,84 +55,133 @@ class Shell:
     def __init__(self, *parts: Part) -> None:
         self.parts = parts
         self.tasks: list[asyncio.Task[None]] = []
+        self.now = NOW_US
 
-    def partitions(self) -> list[Any]:
+    def now_us(self) -> int:
+        return self.now
+
+    def partitions(self) -> list[Part]:
         return list(self.parts)
 
-    def spawn(self, work: Coroutine[Any, Any, None], _name: str) -> asyncio.Task[None]:
-        self.tasks.append(asyncio.create_task(work))
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        self.tasks.append(asyncio.get_running_loop().create_task(work, name=name))
         return self.tasks[-1]
 
 
-async def turns(*parts: Part, times: int = 1) -> None:
+def retention_of(*parts: Part, now_us: int = NOW_US) -> tuple[Retention, Shell]:
     shell: Any = Shell(*parts)
-    clock: Any = SimpleNamespace(now_us=lambda: NOW_US)
-    ours = Retention(shell, Consumed(shell, shell, shell), clock)
-    for _ in range(times):
-        await ours.look()
-        await asyncio.wait_for(asyncio.gather(*shell.tasks), 10)
-        await asyncio.sleep(0)
+    shell.now = now_us
+    return Retention(shell, Consumed(shell, shell, shell), shell), shell
 
 
-@real_time
+async def looks(keeper: Retention) -> None:
+    """And turns that need not wait are over."""
+    await keeper.look()
+    await asyncio.sleep(1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "now_us", "kept_from"),
+    [
+        ({}, NOW_US * 1_000, 0),
+        ({"retention_ms": 4_000}, NOW_US, 0),
+        ({"retention_ms": 3_999}, NOW_US, 10),
+        ({"retention_ms": 2_500}, NOW_US, 20),
+        ({"retention_ms": 2_500}, NOW_US + 1_000_000, 30),
+        ({"retention_ms": 1_000}, NOW_US + 10_000_000, 50),
+        ({"retention_bytes": 500}, NOW_US, 0),
+        ({"retention_bytes": 401}, NOW_US, 0),  # so much is kept at least
+        ({"retention_bytes": 400}, NOW_US, 10),
+        ({"retention_bytes": 200}, NOW_US, 30),
+        ({"retention_bytes": 200, "retention_ms": 3_500}, NOW_US, 30),  # whichever takes more
+        ({"retention_bytes": 450, "retention_ms": 1_500}, NOW_US, 30),
+        ({"retention_bytes": 200, "start": 29}, NOW_US, 30),
+    ],
+)
+@virtual_time
+async def test_what_is_older_or_more_than_the_topic_keeps_goes_by_whole_batches(
+    settings: dict[str, int], now_us: int, kept_from: int
+) -> None:
+    part = Part(**settings)
+    keeper, shell = retention_of(part, now_us=now_us)
+    await looks(keeper)
+    assert (part.start, len(shell.tasks)) == (kept_from, 1 if kept_from else 0)
+    last = part.replica.last_index
+    await looks(keeper)
+    assert part.replica.last_index == last, "what has gone already is not written down again"
+
+
+@virtual_time
+async def test_who_does_not_lead_drops_nothing() -> None:
+    part = Part(retention_bytes=200)
+    part.serving = False
+    keeper, shell = retention_of(part)
+    await looks(keeper)
+    assert (part.start, shell.tasks) == (0, [])
+
+
+@virtual_time
 async def test_a_partition_whose_turn_goes_on_gets_no_second_one_beside_it() -> None:
     part = Part(retention_bytes=200)
-    part.goes_on.clear()
-    shell: Any = Shell(part)
-    ours = Retention(shell, Consumed(shell, shell, shell))
+    keeper, shell = retention_of(part)
+    part.may.clear()
     for _ in range(3):
-        await ours.look()
+        part.shorten_due = True
+        await looks(keeper)
     assert len(shell.tasks) == 1
-    part.goes_on.set()
-    await asyncio.gather(*shell.tasks)
-    await ours.look()
-    assert len(shell.tasks) == 2
-    await asyncio.gather(*shell.tasks)
+    part.may.set()
+    await looks(keeper)
+    await looks(keeper)
+    assert (len(shell.tasks), part.shortened) == (2, 2)
 
 
-@real_time
-async def test_so_many_journals_are_shortened_at_once_and_one_that_takes_too_long_is_taken_up_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(retention, "SHORTENINGS_AT_ONCE", 1)
-    monkeypatch.setattr(retention, "TURN_S", 0.01)
-    slow, other = Part(retention_bytes=200), Part(retention_bytes=200)
-    slow.goes_on.clear()
-    await turns(slow)
-    assert (slow.shorten_due, slow.shortened) == (True, 0)
-    await turns(other)
-    assert other.shortened == 1, "its place is free again"
+@virtual_time
+async def test_so_many_journals_are_shortened_at_once_and_one_that_takes_too_long_is_taken_up_later() -> None:
+    slow = [Part(retention_bytes=200) for _ in range(SHORTENINGS_AT_ONCE)]
+    other = Part(retention_bytes=200)
+    keeper, _ = retention_of(*slow, other)
+    for part in slow:
+        part.may.clear()
+    await looks(keeper)
+    assert (other.start, other.shortened) == (30, 0), "it waits for a place"
+    await asyncio.sleep(TURN_S)
+    assert {part.shorten_due for part in slow} == {True}
+    await looks(keeper)
+    other.shorten_due = True
+    slow[0].may.set()
+    await looks(keeper)
+    assert (slow[0].shortened, other.shortened) == (1, 1), "its place is free again"
 
 
-def test_retention_stops_at_what_a_queue_group_has_not_settled_and_says_so_once(
+@virtual_time
+async def test_retention_stops_at_what_a_queue_group_has_not_settled_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    part: Any = Part(retention_ms=1_000)
-    shell: Any = None
-    keeper = Retention(shell, Consumed(shell, shell, shell))
-    work = part.replica.machine.work
-    assert keeper._needed_from(part, 40) == 40
-    work.update(slow=WorkState(1, 13), fast=WorkState(1, 70))
+    part = Part(retention_ms=1_000)
+    keeper, shell = retention_of(part, now_us=NOW_US + 100_000_000)
+    part.apply("slow", 1, Begin(13))
+    part.apply("fast", 1, Begin(40))
+    part.declare(later=QueueSpec(4, 0, {}))
     for _ in range(3):
-        assert keeper._needed_from(part, 40) == 13
-    (told,) = caplog.messages[:1]
-    assert len(caplog.messages) == 1
-    assert "offset 13" in told
-    assert "'slow'" in told
-    declared = part.topic.spec.queues
-    declared["later"] = SimpleNamespace(life=4, start_us=0)
-    assert keeper._needed_from(part, 40) is None, "it has not begun here, and needs the first record"
-    declared["later"].start_us = 17
-    assert keeper._needed_from(part, 40) == 13
-    work["slow"].apply(Accept(((13, 20),)), LeaseId(1, 1, 0), 100)
-    assert keeper._needed_from(part, 40) == 20
-    work["slow"].apply(Send(((20, 21),), Reason.REJECTED, 1, ()), LeaseId(1, 2, 0), 100)
-    work["slow"].apply(Accept(((21, 90),)), LeaseId(1, 3, 0), 100)
-    assert keeper._needed_from(part, 40) == 20, "its dead letter is not published yet"
-    work["slow"].apply(Sent(1), LeaseId(1, 4, 0), 100)
-    assert keeper._needed_from(part, 40) == 40
-    work["slow"] = WorkState(1, 0)
-    assert keeper._needed_from(part, 40) is None
-    part.topic.settings.retention_over_queues = True
-    assert keeper._needed_from(part, 40) == 40
-    assert keeper._held_back == {}
+        await looks(keeper)
+    assert (part.start, part.held_by) == (0, "later"), "it has not begun here, and needs the first record"
+    part.declare(later=QueueSpec(4, 17, {}))
+    for _ in range(3):
+        await looks(keeper)
+    assert (part.start, part.held_by) == (13, "slow")
+    told = [message for message in caplog.messages if "held back" in message]
+    assert ["'later'" in told[0], "offset 13" in told[1], "'slow'" in told[1], len(told)] == [True, True, True, 2]
+    part.apply("slow", 1, Accept(((13, 20),)))
+    await looks(keeper)
+    assert part.start == 20
+    part.apply("slow", 1, Send(((20, 21),), Reason.REJECTED, 1, ()))
+    part.apply("slow", 1, Accept(((21, 50),)))
+    await looks(keeper)
+    assert part.start == 20, "its dead letter is not published yet"
+    part.apply("slow", 1, Sent(1))
+    await looks(keeper)
+    assert (part.start, part.held_by) == (40, "fast")
+    part.topic = Topic.of(replace(part.topic.spec, settings={"retention_ms": "1000", "retention_over_queues": "true"}))
+    await looks(keeper)
+    assert (part.start, part.held_by) == (50, "")
+    assert shell.tasks[-1].done()

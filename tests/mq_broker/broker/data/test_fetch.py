@@ -4,294 +4,292 @@ watcher."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from mq_broker.broker.data import fetch
-from mq_broker.broker.data.fetch import Reading, _measured, _Watch
+from mq_broker.broker.data.fetch import Reading
 from mq_broker.broker.runtime.memory import Held
-from mq_broker.core.messages import Published
-from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, NotLeader, NotYetWritten, OffsetOutOfRange, UnknownTopic
-from mq_protocol.wire.envelope import Envelope
+from mq_protocol.errors import (
+    InvalidRequest,
+    NotLeader,
+    NotYetWritten,
+    OffsetOutOfRange,
+    TritonMQError,
+    UnknownPartition,
+    UnknownTopic,
+)
+from mq_protocol.limits import YIELD_EVERY
+from mq_protocol.wire.envelope import decode
 from mq_protocol.wire.error_messages import from_wire
+from tests.coroutines import virtual_time
+from tests.mq_broker.broker.channel import Call
+from tests.mq_broker.broker.cluster import Broker, standalone
+from tests.mq_broker.broker.queues.partitions import EPOCH, Around, Led
+from tests.mq_broker.broker.test_three_brokers import three
 
 
-class Replica:
-    """Partition 0 of `t` at broker 1: it leads in epoch 5, and knows offsets 0 to 9 to be committed."""
-
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
-        self.name = f"t-{number}"
-        self.topic = SimpleNamespace(spec=SimpleNamespace(name="t"))
-        self.replica = SimpleNamespace(leading=True, leader=1, leader_epoch=5)
-        self.serving, self.closed, self.knows_committed, self.next_offset = True, False, True, 10
-        self.observers: set[Callable[[], None]] = set()
-        self.index, self.journal = OffsetIndex(), SimpleNamespace(sealed=False)
-        self.chunks: list[int] = []
-
-    def not_leader(self) -> NotLeader:
-        return NotLeader("ask broker 2", 2, self.replica.leader_epoch)
-
-    def offsets(self) -> pb.PartitionOffsets:
-        return pb.PartitionOffsets(
-            partition=self.number, log_end_offset=self.next_offset, leader_epoch=self.replica.leader_epoch
-        )
-
-    def read(self, start: int, end: int, bytes_max: int, _opened: object) -> list[tuple[Published, memoryview]]:
-        """Two records a batch."""
-        self.chunks.append(bytes_max)
-        return [(Published(start, 2, 1, 1, 3, 3), memoryview(b"abc"))]
-
-    def changes(self) -> None:
-        for observer in list(self.observers):
-            observer()
+@asynccontextmanager
+async def with_batches(data: Path, *sizes: int) -> AsyncIterator[Broker]:
+    """A broker with topic `t`, and a batch of each size: so many records, one a second."""
+    async with standalone(data) as broker:
+        await broker.create_topic("t")
+        first = 0
+        for size in sizes:
+            await broker.produce("t", *range(first, first + size))
+            first += size
+            await asyncio.sleep(1)
+        yield broker
 
 
-def reading(partition: Any, schema: pa.Schema | None = None) -> Reading:
-    shell: Any = SimpleNamespace(broker=1, partition=lambda _topic, _number: partition, leader=lambda _t, _n: partition)
-
-    class Topics:
-        async def get(self, _name: str) -> Any:
-            spec = SimpleNamespace(name="t", schema=b"typed" if schema is not None else b"")
-            return SimpleNamespace(partitions=1, spec=spec, schema=schema)
-
-        async def meant(self, name: str, _topic_id: str) -> Any:
-            return await self.get(name)
-
-    topics: Any = Topics()
-    return Reading(shell, topics, Held(1 << 20))
+async def purge(broker: Broker, offset: int, partition: int = 0) -> None:
+    position = pb.CursorPosition(topic="t", partition=partition, offset=offset)
+    await broker.ask("Purge", pb.PurgeRequest(positions=[position]))
 
 
-def known_end(partition: Any, at: int, end: int = 20, epoch: int = 0) -> int:
-    return reading(partition)._known_end(partition, pb.FetchRequest(topic="t", end_offset=end, leader_epoch=epoch), at)
+async def refused(broker: Broker, start: int, end: int, **fields: Any) -> TritonMQError:
+    with pytest.raises(TritonMQError) as told:
+        await broker.fetch("t", start, end, **fields)
+    return told.value
 
 
-def test_what_is_known_to_be_committed_is_served_and_no_more() -> None:
-    partition = Replica()
-    assert known_end(partition, 0) == 10
-    assert known_end(partition, 9) == 10
-    assert known_end(partition, 0, end=4) == 4
-    with pytest.raises(NotYetWritten, match="ends at offset 10"):
-        known_end(partition, 10)
-    with pytest.raises(OffsetOutOfRange, match="the next record gets 10"):
-        known_end(partition, 11)
+# ---------------------------------------------------------------- how far it can serve
 
 
-def test_a_replica_that_does_not_lead_never_says_out_of_range_and_names_its_leader_unless_that_is_itself() -> None:
-    partition = Replica()
-    partition.serving = False
-    assert known_end(partition, 9) == 10
-    for at in (10, 11):
-        for leader, named in ((2, 2), (1, 0), (0, 0)):
-            partition.replica.leader = leader
-            with pytest.raises(NotLeader) as told:
-                known_end(partition, at)
-            assert (told.value.leader, told.value.leader_epoch) == (named, 5)
+@virtual_time
+async def test_what_is_committed_is_served_and_no_more(tmp_path: Path) -> None:
+    async with with_batches(tmp_path, 4, 6) as broker:
+        for start, end, batches in ((0, 10, [0, 4]), (9, 10, [4]), (0, 4, [0]), (0, 5, [0, 4]), (4, 4, [])):
+            assert [each.base_offset for each, _ in await broker.fetch("t", start, end)] == batches
+        error = await refused(broker, 10, 11)
+        assert (type(error), "ends at offset 10" in str(error)) == (NotYetWritten, True)
+        error = await refused(broker, 11, 12)
+        assert (type(error), "the next record gets 10" in str(error)) == (OffsetOutOfRange, True)
+        for start, end in ((-1, 3), (4, 3)):
+            error = await refused(broker, start, end)
+            assert (type(error), "give 0 <= start <= end" in str(error)) == (InvalidRequest, True)
 
 
-def test_a_reader_that_has_seen_a_later_epoch_is_sent_to_its_leader_and_so_is_one_of_a_closed_partition() -> None:
-    partition = Replica()
-    assert known_end(partition, 0, epoch=5) == 10
-    with pytest.raises(NotLeader):
-        known_end(partition, 0, epoch=6)
-    partition.closed = True
-    with pytest.raises(NotLeader):
-        known_end(partition, 0)
+@virtual_time
+async def test_a_fetch_goes_on_where_the_batches_that_were_sent_end_and_each_answer_names_the_epoch(
+    tmp_path: Path,
+) -> None:
+    async with with_batches(tmp_path, 2, 2, 2) as broker:
+        request = pb.FetchRequest(topic="t", start_offset=1, end_offset=6, chunk_bytes_max=1)
+        answers = [
+            decode(data, pb.BatchesHeader).header
+            async for data in broker.channel.answers("Fetch", request.SerializeToString())
+        ]
+        assert [[batch.base_offset for batch in header.batches] for header in answers] == [[0], [2], [4]]
+        assert {header.leader_epoch for header in answers} == {1}
 
 
-def fetched(partition: Replica, **fields: Any) -> list[pb.BatchesHeader]:
-    sent: list[pb.BatchesHeader] = []
-
-    async def send(message: Envelope[pb.BatchesHeader]) -> None:
-        sent.append(message.header)
-
-    asyncio.run(reading(partition).fetch(pb.FetchRequest(topic="t", **fields), send))
-    return sent
-
-
-def test_a_fetch_goes_on_where_the_batches_that_were_sent_end_and_each_answer_names_the_epoch() -> None:
-    partition = Replica()
-    sent = fetched(partition, start_offset=1, end_offset=6)
-    assert [[batch.base_offset for batch in header.batches] for header in sent] == [[1], [3], [5]]
-    assert {header.leader_epoch for header in sent} == {5}
-    assert fetched(partition, start_offset=4, end_offset=4) == []
-
-
-@pytest.mark.parametrize(("start", "end"), [(-1, 3), (4, 3)])
-def test_a_fetch_of_offsets_that_are_no_range_is_refused(start: int, end: int) -> None:
-    with pytest.raises(InvalidRequest, match="give 0 <= start <= end"):
-        fetched(Replica(), start_offset=start, end_offset=end)
+@virtual_time
+async def test_a_replica_that_does_not_lead_serves_what_it_knows_and_sends_who_wants_more_to_its_leader(
+    tmp_path: Path,
+) -> None:
+    async with three(tmp_path) as cluster:
+        await cluster[1].create_topic("t", replicas=3)
+        leader = await cluster.leader("t", at=1)
+        follower = cluster[1 + leader % 3]
+        follower.asks_again = False
+        await cluster[leader].produce("t", *range(10))
+        await asyncio.sleep(60)
+        assert [each.base_offset for each, _ in await follower.fetch("t", 9, 10)] == [0]
+        epoch = (await cluster[leader].metadata("t")).topics[0].partitions[0].leader_epoch
+        for at in (10, 11):
+            error = await refused(follower, at, 20)
+            assert isinstance(error, NotLeader), "never that it is out of range"
+            assert (error.leader, error.leader_epoch) == (leader, epoch)
+        assert await follower.fetch("t", 0, 10, leader_epoch=epoch)
+        assert isinstance(await refused(follower, 0, 10, leader_epoch=epoch + 1), NotLeader)
+        for broker, lower_bound in ((cluster[leader], False), (follower, True)):
+            request = pb.ListOffsetsRequest(topic="t", any_replica=True)
+            [told] = (await broker.ask("ListOffsets", request)).partitions
+            assert (told.log_end_offset, told.lower_bound) == (10, lower_bound)
+        [told] = (await follower.ask("ListOffsets", pb.ListOffsetsRequest(topic="t"))).partitions
+        assert isinstance(from_wire(told.error), NotLeader)
+        for broker in cluster.brokers.values():
+            await broker.abandon()
+        await follower.start()
+        await asyncio.sleep(60)
+        [told] = (await follower.ask("ListOffsets", request)).partitions
+        assert isinstance(from_wire(told.error), NotLeader), "its end would pass for the log's"
 
 
 # ---------------------------------------------------------------- spans
 
 
-def spans() -> Any:
-    """Batches of 1 to 4 records and of 3 to 50 bytes, from offset 5 to 25; a reader may go to offset 22."""
-    partition: Any = Replica()
-    offset = 0
-    for number, (count, size) in enumerate(
-        [(1, 10), (4, 50), (2, 3), (3, 33), (4, 44), (1, 7), (4, 9), (2, 20), (4, 40)]
-    ):
-        partition.index.append(Published(offset, count, number + 1, number, size, size))
-        offset += count
-    partition.index.trim(5)
-    partition.next_offset = 22
-    return partition
-
-
-def test_a_span_ends_at_the_furthest_offset_for_which_its_bytes_are_enough() -> None:
-    partition = spans()
-    measure = partition.index.bytes_between
-    for start in range(5, 23):
-        for end in range(start, 27):
-            for bytes_max in (0, 1, 9, 10, 11, 40, 100, 1_000):
-                told = _measured(partition, pb.OffsetSpan(start_offset=start, end_offset=end, bytes_max=bytes_max))
-                ends = [at for at in range(start, min(end, 22) + 1) if at == start or measure(start, at) <= bytes_max]
-                assert told.end_offset == ends[-1], (start, end, bytes_max)
-                assert told.bytes == measure(start, end)
-                assert told.first_bytes == measure(start, min(start + 1, end))
-
-
-@pytest.mark.parametrize(("start", "end"), [(-1, 3), (4, 3)])
-def test_a_span_that_is_no_range_is_refused(start: int, end: int) -> None:
-    with pytest.raises(InvalidRequest, match="give 0 <= start <= end"):
-        _measured(spans(), pb.OffsetSpan(start_offset=start, end_offset=end))
-
-
-# ---------------------------------------------------------------- ends, asked for
-
-
-def listed(partition: Any, **fields: Any) -> pb.PartitionOffsets:
-    response = asyncio.run(reading(partition).list_offsets(pb.ListOffsetsRequest(topic="t", **fields), 0.0))
-    [answer] = response.partitions
+async def listed(broker: Broker, *spans: tuple[int, int, int], **fields: Any) -> pb.PartitionOffsets:
+    """`spans`: where each starts and ends, and how many bytes are enough."""
+    named = [pb.OffsetSpan(partition=0, start_offset=a, end_offset=b, bytes_max=most) for a, b, most in spans]
+    [answer] = (await broker.ask("ListOffsets", pb.ListOffsetsRequest(topic="t", spans=named, **fields))).partitions
     return answer
 
 
-def test_a_replica_says_whether_its_end_is_the_logs_or_only_what_it_knows() -> None:
-    partition = Replica()
-    assert not listed(partition).lower_bound
-    partition.serving = False
-    assert listed(partition).lower_bound
-    partition.knows_committed = False
-    assert isinstance(from_wire(listed(partition).error), NotLeader), "its end would pass for the log's"
-    partition.serving = True
-    assert listed(partition).log_end_offset == 10
+@virtual_time
+async def test_a_span_ends_at_the_furthest_offset_for_which_its_bytes_are_enough(tmp_path: Path) -> None:
+    async with with_batches(tmp_path, 1, 4, 2, 3) as broker:
+        await purge(broker, 1)
+        size = {
+            (start, end): (await listed(broker, (start, end, 0))).span.bytes
+            for start in range(1, 11)
+            for end in range(start, 12)
+        }
+        stored = [len(payload) for _, payload in await broker.fetch("t", 1, 10)]
+        assert [size[1, 5], size[5, 7], size[1, 10], size[1, 11]] == [*stored[:2], sum(stored), sum(stored)]
+        for (start, end), whole in size.items():
+            for enough in {0, 1, stored[0] // 4 - 1, stored[0] // 4, stored[0], whole - 1, whole}:
+                told = (await listed(broker, (start, end, max(enough, 0)))).span
+                ends = [at for at in range(start, min(end, 10) + 1) if at == start or size[start, at] <= enough]
+                assert (told.end_offset, told.bytes) == (ends[-1], whole), (start, end, enough)
+                assert told.first_bytes == size[start, min(start + 1, end)]
 
 
-def test_a_time_and_a_span_are_answered_only_where_they_were_asked_for() -> None:
-    partition = spans()
-    told = listed(
-        partition, timestamp_us=3, spans=[pb.OffsetSpan(partition=0, start_offset=5, end_offset=7, bytes_max=100)]
-    )
-    assert (told.offset_at_timestamp, told.span.end_offset) == (7, 7)
-    told = listed(partition, spans=[pb.OffsetSpan(partition=1, start_offset=5, end_offset=7)])
-    assert not told.HasField("span")
-    assert told.offset_at_timestamp == 0
-    refused = listed(partition, spans=[pb.OffsetSpan(partition=0, start_offset=7, end_offset=5)])
-    assert isinstance(from_wire(refused.error), InvalidRequest)
-    assert refused.partition == 0
+@virtual_time
+async def test_a_time_and_a_span_are_answered_only_where_they_were_asked_for(tmp_path: Path) -> None:
+    async with with_batches(tmp_path, 2, 2, 2) as broker:
+        await purge(broker, 2)
+        [(_, _), (last, _)] = await broker.fetch("t", 2, 6)
+        told = await listed(broker, (2, 5, 1 << 20), timestamp_us=last.timestamp_us)
+        assert (told.offset_at_timestamp, told.span.end_offset) == (4, 5)
+        told = await listed(broker)
+        assert (told.HasField("span"), told.offset_at_timestamp) == (False, 0)
+        for start, end in ((3, 1), (-1, 3)):
+            told = await listed(broker, (start, end, 1))
+            assert (type(from_wire(told.error)), told.partition) == (InvalidRequest, 0)
 
 
 # ---------------------------------------------------------------- ends, watched
 
 
-def ends(watch: _Watch) -> list[tuple[int, int]]:
-    answer = watch.take()
-    return (
-        [(told.offsets.partition, told.offsets.log_end_offset) for told in answer.offsets] if answer is not None else []
-    )
+class Watching:
+    """A watcher's stream. Collects what it is told, in a task of its own."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._told: list[pb.WatchOffsetsResponse] = []
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        while (data := await self._call.read()) is not None:
+            self._told.append(pb.WatchOffsetsResponse.FromString(data))
+
+    async def told(self) -> list[pb.WatchOffsetsResponse]:
+        """Since it was asked last, and a while longer."""
+        await asyncio.sleep(30)
+        assert not self._reading.done(), self._reading.exception()
+        told, self._told = self._told, []
+        return told
+
+    async def ends(self) -> list[tuple[int, int]]:
+        """Partitions, and their ends."""
+        offsets = [each.offsets for answer in await self.told() for each in answer.offsets]
+        return [(each.partition, each.log_end_offset) for each in offsets]
+
+    def close(self) -> None:
+        self._reading.cancel()
+        self._call.cancel()
 
 
-def watching(*partitions: Any) -> _Watch:
-    watch = _Watch()
-    for partition in partitions:
-        watch.add(partition)
-    return watch
+@asynccontextmanager
+async def watching(broker: Broker, *partitions: int, topic: str = "t") -> AsyncIterator[Watching]:
+    call = broker.channel.call("WatchOffsets")
+    places = [pb.TopicPartition(topic=topic, partition=number) for number in partitions]
+    await call.write(pb.WatchOffsetsRequest(partitions=places).SerializeToString())
+    await call.end()
+    watch = Watching(call)
+    try:
+        yield watch
+    finally:
+        watch.close()
 
 
-def test_each_end_is_told_once_until_it_moves() -> None:
-    first, second = Replica(0), Replica(1)
-    watch = watching(first, second)
-    assert watch.changed.is_set()
-    assert ends(watch) == [(0, 10), (1, 10)]
-    assert not watch.changed.is_set()
-    first.changes()
-    assert watch.changed.is_set()
-    assert watch.take() is None, "it changed, but not its end"
-    second.next_offset = 11
-    second.changes()
-    assert ends(watch) == [(1, 11)]
-    assert watch.take() is None
+@virtual_time
+async def test_each_end_is_told_once_until_it_moves(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t", partitions=2)
+        async with watching(broker, 0, 1) as watch:
+            assert await watch.ends() == [(0, 0), (1, 0)]
+            assert await watch.told() == []
+            await broker.produce("t", 1, 2, partition=1)
+            assert await watch.ends() == [(1, 2)]
+            await purge(broker, 1, partition=1)
+            assert await watch.told() == [], "it has changed, but not its end"
 
 
-def test_an_end_is_told_again_in_a_new_epoch() -> None:
-    partition = Replica()
-    watch = watching(partition)
-    ends(watch)
-    partition.replica.leader_epoch = 6
-    partition.changes()
-    assert ends(watch) == [(0, 10)]
+@virtual_time
+async def test_of_many_partitions_that_change_at_once_those_are_told_that_have_another_end_or_epoch() -> None:
+    leds = [Led(1, number=number) for number in range(2 * YIELD_EVERY)]
+    around: Any = Around(leds[0].topic)
+    around.leds = leds
+    told: list[tuple[int, int, int]] = []
+
+    async def send(answer: pb.WatchOffsetsResponse) -> None:
+        ends = [each.offsets for each in answer.offsets]
+        told.extend((each.partition, each.log_end_offset, each.leader_epoch) for each in ends)
+
+    places = [pb.TopicPartition(topic="t", partition=led.number) for led in leds]
+    reading = Reading(around, around, Held(1 << 20))
+    watching = asyncio.create_task(reading.watch_offsets(pb.WatchOffsetsRequest(partitions=places), send))
+    await asyncio.sleep(1)
+    assert told == [(led.number, 1, EPOCH) for led in leds]
+    told.clear()
+    for led in leds:
+        led.tell()
+    leds[-2].append(1)
+    leds[-1].replica.leader_epoch += 1
+    leds[-1].tell()
+    await asyncio.sleep(1)
+    assert told == [(leds[-2].number, 2, EPOCH), (leds[-1].number, 1, EPOCH + 1)]
+    watching.cancel()
+    await asyncio.wait({watching})
+    assert not any(led.observers for led in leds)
 
 
-def test_a_partition_that_is_named_twice_is_watched_once() -> None:
-    partition = Replica()
-    watch = watching(partition, partition)
-    assert len(partition.observers) == 1
-    assert ends(watch) == [(0, 10)]
-    watch.close()
-    assert not partition.observers
+@virtual_time
+async def test_what_cannot_be_watched_is_told_once_and_many_partitions_in_parts(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t", partitions=YIELD_EVERY + 1, durability="memory")
+        async with watching(broker, *range(YIELD_EVERY + 2)) as watch:
+            told = await watch.told()
+            known = [each.offsets for answer in told for each in answer.offsets]
+            [error] = [from_wire(each.error) for each in known if each.HasField("error")]
+            assert isinstance(error, UnknownPartition)
+            assert sorted(each.partition for each in known) == list(range(YIELD_EVERY + 2))
+            assert max(len(answer.offsets) for answer in told) <= YIELD_EVERY + 1
+            assert await watch.told() == []
+        async with watching(broker, 7, topic="none") as watch:
+            [[told_of]] = [answer.offsets for answer in await watch.told()]
+            assert (told_of.topic, type(from_wire(told_of.offsets.error))) == ("none", UnknownTopic)
 
 
-@pytest.mark.parametrize("how", ["closed", "led elsewhere"])
-def test_a_partition_that_is_led_here_no_more_is_told_once_and_watched_no_more(how: str) -> None:
-    partition, other = Replica(0), Replica(1)
-    watch = watching(partition, other)
-    ends(watch)
-    partition.serving = False
-    partition.changes()
-    assert watch.take() is None, "a leader that is not ready yet: its end is told when it is"
-    partition.closed, partition.replica.leading = how == "closed", how == "closed"
-    partition.changes()
-    other.changes()
-    answer = watch.take()
-    assert answer is not None
-    [told] = answer.offsets
-    assert (told.topic, told.offsets.partition, from_wire(told.offsets.error).leader) == ("t", 0, 2)
-    assert not partition.observers
-    assert other.observers
-    watch.close()
-
-
-def test_many_changes_are_told_in_parts_and_none_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "YIELD_EVERY", 2)
-    watch = watching(*(Replica(number) for number in range(5)))
-    told = []
-    while watch.changed.is_set():
-        part = ends(watch)
-        assert len(part) <= 2
-        told += part
-    assert told == [(number, 10) for number in range(5)]
-
-
-def test_what_cannot_be_watched_is_told_once() -> None:
-    watch = _Watch()
-    assert watch.refused == 0
-    watch.refuse("t", 7, UnknownTopic("there is none"))
-    assert watch.refused == 1
-    answer = watch.take()
-    assert answer is not None
-    assert [(told.topic, told.offsets.partition, told.offsets.error.code) for told in answer.offsets] == [
-        ("t", 7, pb.UNKNOWN_TOPIC)
-    ]
-    assert watch.refused == 0
-    assert watch.take() is None
-
-
-# ---------------------------------------------------------------- a watcher's stream
+@virtual_time
+async def test_a_partition_that_is_led_here_no_more_is_told_once_and_watched_no_more(tmp_path: Path) -> None:
+    async with three(tmp_path) as cluster:
+        await cluster[1].create_topic("t", partitions=3, replicas=3)
+        first, second = await cluster.leader("t", 0, at=1), await cluster.leader("t", 1, at=1)
+        async with watching(cluster[first], 0) as watch, watching(cluster[second], 0, 1) as other:
+            assert await watch.ends() == [(0, 0)]
+            [[refused_at_once, ends]] = [answer.offsets for answer in await other.told()]
+            assert from_wire(refused_at_once.offsets.error).leader == first
+            assert ends.offsets.partition == 1
+            before = ends.offsets.leader_epoch
+            await cluster[first].produce("t", 1, partition=0)
+            assert (await watch.ends(), await other.told()) == ([(0, 1)], [])
+            await cluster[second].abandon()
+            await asyncio.sleep(60)
+            assert await watch.told() == []
+            third = await cluster.leader("t", 1, at=first, not_=second)
+            async with watching(cluster[third], 1) as later:
+                [[ends]] = [answer.offsets for answer in await later.told()]
+                assert ends.offsets.leader_epoch > before
+                await cluster[third].ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
+                [[gone]] = [answer.offsets for answer in await later.told()]
+                assert isinstance(from_wire(gone.offsets.error), TritonMQError)
+                assert (gone.topic, gone.offsets.partition) == ("t", 1)
+                assert await later.told() == []

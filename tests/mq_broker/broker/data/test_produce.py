@@ -4,28 +4,24 @@ end."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from mq_broker.broker.data import produce
-from mq_broker.broker.data.produce import (
-    Tracing,
-    _check_header,
-    _check_record_uuids,
-    _held_bytes,
-    _Stream,
-)
+from mq_broker.broker.data.produce import Tracing, _held_bytes, _Stream
 from mq_broker.broker.host.windows import Fillers
+from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.runtime.memory import Held
+from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.entries import NO_UUID
 from mq_broker.core.messages import Done, RecordsThere, RecordThere, Room
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import encode_batch
-from mq_protocol.errors import InvalidRequest, NotLeader, SchemaMismatch
+from mq_protocol.arrow import encode_batch, schema_to_bytes
+from mq_protocol.errors import InvalidRequest, NotLeader, SchemaMismatch, TritonMQError
 from mq_protocol.limits import RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS
 from mq_protocol.wire.envelope import Envelope
 from mq_protocol.wire.error_messages import from_wire
@@ -38,51 +34,49 @@ KEY = pb.TransactionKey(query_id="q", sink="t")
 OF_QUEUE = pb.TransactionKey(query_id=f"work:{'0' * 32}/0/g", sink="t")
 
 
-def topic(name: str = "t") -> Any:
-    return SimpleNamespace(
-        spec=SimpleNamespace(name=name, schema=b"typed"), versions={FINGERPRINT: SCHEMA}, schema=SCHEMA
-    )
-
-
-def header(**fields: Any) -> pb.ProduceHeader:
-    return pb.ProduceHeader(
-        **{"topic": "t", "uuid": UUID, "record_count": 2, "schema_fingerprint": FINGERPRINT, **fields}
-    )
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"uuid": b"short"}, "UUID of 16 bytes, not all zero; this one has 5"),
-        ({"uuid": b""}, "UUID of 16 bytes"),
-        ({"uuid": NO_UUID}, "not all zero"),
-        ({"after": b"short"}, "`after` names a UUID of 16 bytes; this one has 5"),
-        ({"acks": 3}, "acks 3 is not known"),
-        ({"record_uuids": UUID}, "16 for each of 2 records"),
-        ({"record_uuids": UUID + NO_UUID}, "must not be all zero"),
-        ({"record_uuids": UUID * 2, "stage": pb.StageOf(key=KEY)}, "its own is enough"),
-        ({"stage": pb.StageOf(key=pb.TransactionKey(sink="t"))}, "no query id"),
-        ({"stage": pb.StageOf(key=KEY, batch_id=-1)}, "micro-batch ids"),
-        ({"stage": pb.StageOf(key=KEY, run_id="r" * 10_000)}, "run id"),
-        ({"stage": pb.StageOf(key=OF_QUEUE, run_id="lease:1.2")}, "'lease:1.2' is no attempt of a queue group"),
-    ],
+TOPIC = Topic.of(TopicSpec("t", "0" * 32, ((1,),), schema_to_bytes(SCHEMA)))
+WRONG: Sequence[tuple[dict[str, Any], type[TritonMQError], str]] = (
+    ({"uuid": b"short"}, InvalidRequest, "UUID of 16 bytes, not all zero; this one has 5"),
+    ({"uuid": b""}, InvalidRequest, "UUID of 16 bytes"),
+    ({"uuid": NO_UUID}, InvalidRequest, "not all zero"),
+    ({"after": b"short"}, InvalidRequest, "`after` names a UUID of 16 bytes; this one has 5"),
+    ({"acks": 3}, InvalidRequest, "acks 3 is not known"),
+    ({"record_uuids": UUID}, InvalidRequest, "16 for each of 2 records"),
+    ({"record_uuids": UUID + NO_UUID}, InvalidRequest, "must not be all zero"),
+    ({"record_uuids": UUID * 2, "stage": pb.StageOf(key=KEY)}, InvalidRequest, "its own is enough"),
+    (
+        {"record_uuids": UUID * (RECORD_UUIDS_MAX + 1), "record_count": RECORD_UUIDS_MAX + 1},
+        InvalidRequest,
+        "send smaller batches",
+    ),
+    ({"stage": pb.StageOf(key=pb.TransactionKey(sink="t"))}, InvalidRequest, "no query id"),
+    ({"stage": pb.StageOf(key=KEY, batch_id=-1)}, InvalidRequest, "micro-batch ids"),
+    ({"stage": pb.StageOf(key=KEY, run_id="r" * 10_000)}, InvalidRequest, "run id"),
+    (
+        {"stage": pb.StageOf(key=OF_QUEUE, run_id="lease:1.2")},
+        InvalidRequest,
+        "'lease:1.2' is no attempt of a queue group",
+    ),
+    ({"schema_fingerprint": 1}, SchemaMismatch, "n int64, s string"),
+    ({"topic": "__transactions"}, InvalidRequest, "the brokers' own"),
 )
-def test_a_batch_is_refused_by_what_its_header_says(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidRequest, match=words):
-        _check_header(header(**fields), topic())
 
 
-def test_a_batch_of_a_schema_that_the_topic_never_had_is_refused_and_so_is_one_for_a_topic_of_the_brokers() -> None:
-    with pytest.raises(SchemaMismatch, match="n int64, s string"):
-        _check_header(header(schema_fingerprint=1), topic())
-    with pytest.raises(InvalidRequest, match="the brokers' own"):
-        _check_header(header(), topic("__transactions"))
-
-
-def test_a_batch_may_have_so_many_uuids_of_records() -> None:
-    _check_record_uuids(header(record_uuids=UUID * RECORD_UUIDS_MAX, record_count=RECORD_UUIDS_MAX))
-    with pytest.raises(InvalidRequest, match="send smaller batches"):
-        _check_record_uuids(header(record_uuids=UUID * (RECORD_UUIDS_MAX + 1), record_count=RECORD_UUIDS_MAX + 1))
+@virtual_time
+async def test_a_batch_is_refused_by_what_its_header_says(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t")
+        await broker.metadata("__transactions")  # makes it
+        async with broker.producing() as stream:
+            for given, kind, words in WRONG:
+                fields = {"topic": "t", "record_count": 2, **given}
+                await stream.send(fields.pop("topic"), encode_batch(rows(1, 2)), fields.pop("record_count"), **fields)
+                error = from_wire((await stream.result()).error)
+                assert (type(error), words in str(error)) == (kind, True), f"{given}: {error}"
+            many = range(RECORD_UUIDS_MAX)
+            payload, uuids = encode_batch(rows(*many)), b"".join(each.to_bytes(16) for each in range(1, len(many) + 1))
+            await stream.send("t", payload, len(many), record_uuids=uuids)
+            assert (await stream.result()).base_offset == 0, "so many records may have UUIDs of their own"
 
 
 # ---------------------------------------------------------------- one stream, its broker played by the test
@@ -105,15 +99,18 @@ class World:
         self.may_send = asyncio.Event()
         self.may_send.set()
         self.shell = self.topics = self
-        self.replica = SimpleNamespace(leading=True)
+        self.leading = True
         world: Any = self
         self.stream = _Stream(world, self._send)
 
     async def get(self, _name: str) -> Any:
-        settings = SimpleNamespace(batch_decoded_bytes_max=1 << 24, batch_bytes_max=1 << 24)
-        return SimpleNamespace(**vars(topic()), settings=settings)
+        return TOPIC
 
     def partition(self, _topic: object, _number: int) -> Any:
+        return self
+
+    @property
+    def replica(self) -> Any:
         return self
 
     def room(self, _partition: object) -> Room:
@@ -135,9 +132,10 @@ class World:
         self.sent.append(list(response.results))
 
     def request(self, correlation: int = 1, **fields: Any) -> Envelope[pb.ProduceHeader]:
-        return Envelope(
-            header(correlation=correlation, record_count=1, **fields), (memoryview(encode_batch(rows(correlation))),)
+        header = pb.ProduceHeader(
+            topic="t", uuid=UUID, record_count=1, schema_fingerprint=FINGERPRINT, correlation=correlation, **fields
         )
+        return Envelope(header, (memoryview(encode_batch(rows(correlation))),))
 
     async def hear(self, *requests: Envelope[pb.ProduceHeader]) -> None:
         async def said() -> Any:
@@ -235,9 +233,9 @@ async def test_a_batch_waits_as_long_as_it_says_and_no_longer_than_any_request()
 @virtual_time
 async def test_a_batch_is_refused_where_the_partition_is_not_led_and_none_overtakes_it() -> None:
     world = World()
-    world.replica.leading = False
+    world.leading = False
     await world.hear(world.request(1))
-    world.replica.leading = True
+    world.leading = True
     await world.hear(world.request(2))
     assert len(world.proposed) == 1
     world.replies[0](Done(1, 5))

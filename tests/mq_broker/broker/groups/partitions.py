@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 from mq_broker.broker.groups.cursors import Mover
+from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.transactions.begun_groups import BegunGroups
+from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.entries import MoveCursor
+from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.state import Cursor
+from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Result
 
 ANYBODY = Mover("", for_anybody=True)
@@ -20,17 +24,24 @@ BEGUN = BegunGroups(lambda: (), lambda: (), time.monotonic)
 """Of a broker without partitions and topics. Whoever asks has no quota."""
 
 
+@dataclass
+class Replica:
+    machine: PartitionMachine
+    leader_epoch: int = 1
+    leading: bool = True
+
+
 class Led:
     """Partition 0 of topic `t`, which is led here and ends at offset 100. No group has a cursor yet."""
 
     def __init__(self, number: int = 0) -> None:
         self.name = f"t-{number}"
         self.number = number
-        self.topic = SimpleNamespace(spec=SimpleNamespace(name="t", queues={}))
+        self.topic = Topic.of(TopicSpec("t", "0" * 32, ((1,),)))
         self.leading, self.closed, self.next_offset = True, False, 100
-        self.cursors: dict[str, Cursor] = {}
-        machine = SimpleNamespace(cursors=self.cursors, ephemeral=[])
-        self.replica = SimpleNamespace(leader_epoch=1, leading=True, machine=machine)
+        machine = PartitionMachine(WindowBounds(1_000))
+        self.cursors: dict[str, Cursor] = machine.cursors
+        self.replica = Replica(machine)
         self.proposed: list[MoveCursor] = []
         self.for_anybody: list[bool] = []
         self.deadlines: list[float] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from mq_protocol.errors import InvalidRequest, TooManyMembers, WrongGroupKind
 from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, Subscription, standalone
+from tests.mq_broker.broker.groups.partitions import Led
 from tests.virtual.world import in_virtual_time
 
 
@@ -42,8 +42,8 @@ class World:
     """A partition, and broadcast group `g`."""
 
     def __init__(self) -> None:
-        self.log: Any = type("Log", (), {"name": "t-0", "next_offset": 10})()
-        self.log.topic = SimpleNamespace(spec=SimpleNamespace(name="t"))
+        self.log: Any = Led()
+        self.log.next_offset = 10
         self.audiences = Audiences()
 
     def joins(self, priority: int = 0) -> Listening:

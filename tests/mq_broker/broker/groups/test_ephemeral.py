@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from types import SimpleNamespace
 from typing import Any
 
 from mq_broker.broker.groups.sharing import GRACE_MS, EphemeralGroups
 from mq_broker.core.entries import DeleteGroup
+from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.window import WindowBounds
 from mq_protocol.errors import NotLeader
+from tests.mq_broker.broker.groups.partitions import Replica
 
 
 class Led:
@@ -19,7 +21,8 @@ class Led:
         self.name = "t-0"
         self.ms = 0
         self.serving = True
-        self.replica = SimpleNamespace(leader_epoch=5, machine=SimpleNamespace(ephemeral=["g"]))
+        self.replica = Replica(PartitionMachine(WindowBounds(1_000)), leader_epoch=5)
+        self.replica.machine.ephemeral.add("g")
         self.members: list[str] = []
         self.forgotten: list[str] = []
         self.asked: list[object] = []

@@ -3,18 +3,19 @@ stand-ins."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mq_broker.broker.groups.cursors import Groups
+from mq_broker.broker.metadata.topics import Topic
+from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.entries import DeleteGroup, MoveCursor
 from mq_broker.core.machine.state import Cursor
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import GroupInUse, InvalidRequest, NotEnoughReplicas, NotLeader, TritonMQError, UnknownPartition
 from mq_protocol.wire.error_messages import from_wire
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.groups.partitions import BEGUN, Led
 
 
@@ -24,7 +25,7 @@ class Part(Led):
     def __init__(self, name: str = "t", number: int = 0, **kinds: str) -> None:
         super().__init__(number)
         self.name = f"{name}-{number}"
-        self.topic = SimpleNamespace(spec=SimpleNamespace(name=name, queues={}))
+        self.topic = Topic.of(TopicSpec(name, "0" * 32, ((1,),)))
         self.cursors.update({group: Cursor(10, kind, 77) for group, kind in kinds.items()})
         self.serving = True
         self.asked: list[tuple[Any, float]] = []
@@ -108,7 +109,7 @@ class World:
         (None, {"reset": True, "kind": "consumer"}, MoveCursor("g", 20, "consumer")),
     ],
 )
-@real_time
+@virtual_time
 async def test_what_is_written_for_whose_word(present: str | None, fields: dict[str, Any], written: MoveCursor) -> None:
     part = Part(**({"g": present} if present else {}))
     told = await World(part).move(**fields)
@@ -131,7 +132,7 @@ async def test_what_is_written_for_whose_word(present: str | None, fields: dict[
         ("ephemeral", {"kind": "spark"}, "another kafka"),
     ],
 )
-@real_time
+@virtual_time
 async def test_what_is_refused(present: str | None, fields: dict[str, Any], words: str) -> None:
     part = Part(**({"g": present} if present else {}))
     with pytest.raises(InvalidRequest, match=words):
@@ -139,7 +140,7 @@ async def test_what_is_refused(present: str | None, fields: dict[str, Any], word
     assert part.asked == []
 
 
-@real_time
+@virtual_time
 async def test_a_members_word_that_does_not_count_is_no_error_and_is_not_written() -> None:
     part = Part(g="consumer")
     world = World(part)
@@ -151,7 +152,7 @@ async def test_a_members_word_that_does_not_count_is_no_error_and_is_not_written
 
 
 @pytest.mark.parametrize("kinds", [{}, {"g": "consumer"}], ids=["no cursor yet", "a cursor"])
-@real_time
+@virtual_time
 async def test_an_administrator_may_ask_to_move_a_group_only_where_nobody_reads(kinds: dict[str, str]) -> None:
     part = Part(**kinds)
     world = World(part)
@@ -166,7 +167,7 @@ async def test_an_administrator_may_ask_to_move_a_group_only_where_nobody_reads(
     assert len(part.asked) == 2
 
 
-@real_time
+@virtual_time
 async def test_a_group_is_called_as_it_was_told_last_until_it_is_deleted() -> None:
     part = Part(g="spark")
     world = World(part)
@@ -193,7 +194,7 @@ async def test_a_group_is_called_as_it_was_told_last_until_it_is_deleted() -> No
     assert await called() == ""
 
 
-@real_time
+@virtual_time
 async def test_a_group_with_members_is_deleted_by_force_alone_and_they_are_told() -> None:
     part, other = Part(g="consumer"), Part(number=1)
     world = World(part, other)

@@ -10,7 +10,7 @@ from mq_broker.broker.groups import pushed_once
 from mq_broker.broker.groups.pushed_once import MESSAGE_BYTES, PushedOnce
 from mq_broker.rpc.service import SharedBatches
 from mq_protocol.errors import OffsetOutOfRange
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.groups.test_subscription_sessions import Readable, Stream, wanted
 
 
@@ -32,7 +32,7 @@ async def opened(*streams: Stream, credit: int = 1 << 20, **start: Any) -> None:
         await stream.credit(credit)
 
 
-@real_time
+@virtual_time
 async def test_those_at_one_place_share_a_message_that_was_read_once() -> None:
     streams = several(3)
     [partition] = streams[0].partitions
@@ -46,7 +46,7 @@ async def test_those_at_one_place_share_a_message_that_was_read_once() -> None:
     assert [stream.session._credit for stream in streams] == [(1 << 20) - 10] * 3
 
 
-@real_time
+@virtual_time
 async def test_who_took_less_goes_on_with_the_rest() -> None:
     poor, rich = several(2)
     [partition] = rich.partitions
@@ -58,7 +58,7 @@ async def test_who_took_less_goes_on_with_the_rest() -> None:
     assert [batch.base_offset for batch in message(rich).header.batches] == [102, 104]
 
 
-@real_time
+@virtual_time
 async def test_what_was_read_under_another_leadership_or_is_deleted_by_now_is_read_anew() -> None:
     first, second = several(2)
     [partition] = first.partitions
@@ -78,7 +78,7 @@ async def test_what_was_read_under_another_leadership_or_is_deleted_by_now_is_re
     assert (told.offset, told.active) == (104, True), "it is not pushed what was deleted"
 
 
-@real_time
+@virtual_time
 async def test_who_is_to_stand_by_is_pushed_nothing_beyond_where_it_ends() -> None:
     first, second = several(2)
     [partition] = first.partitions
@@ -93,7 +93,7 @@ async def test_who_is_to_stand_by_is_pushed_nothing_beyond_where_it_ends() -> No
     assert second.session._gather() is None
 
 
-@real_time
+@virtual_time
 async def test_a_word_to_one_of_them_goes_before_what_all_are_pushed() -> None:
     first, second = several(2)
     await opened(first)

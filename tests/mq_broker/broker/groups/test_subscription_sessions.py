@@ -11,7 +11,9 @@ import pytest
 
 from mq_broker.broker.groups import subscriptions as delivery
 from mq_broker.broker.groups.subscriptions import CREDIT_BYTES_MAX, Delivery, _Session
+from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.runtime.memory import Held
+from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.machine.state import Cursor
 from mq_broker.core.messages import Published
 from mq_protocol import mq_pb2 as pb
@@ -26,7 +28,7 @@ from mq_protocol.errors import (
 )
 from mq_protocol.limits import FETCH_CHUNK_BYTES
 from mq_protocol.wire.error_messages import from_wire
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.groups.partitions import BEGUN, Led, rounds
 
 KEY = b"k" * 16
@@ -82,7 +84,7 @@ class Stream:
     async def get(self, name: str) -> Any:
         if name != "t":
             raise UnknownTopic("no such topic")
-        return SimpleNamespace(spec=SimpleNamespace(name="t", topic_id=self._topic_id))
+        return Topic.of(TopicSpec("t", self._topic_id, ((1,),)))
 
     async def renewed(self, topic: Any) -> Any:
         self.renewals += 1
@@ -129,7 +131,7 @@ def wanted(partition: int = 0, **start: Any) -> pb.SubscribePartition:
     return pb.SubscribePartition(topic="t", partition=partition, **(start or {"earliest": True}))
 
 
-@real_time
+@virtual_time
 async def test_what_is_pushed_is_paid_from_the_credit_which_a_batch_may_overdraw() -> None:
     stream = Stream()
     await stream.open(wanted(), credit=25)
@@ -141,7 +143,7 @@ async def test_what_is_pushed_is_paid_from_the_credit_which_a_batch_may_overdraw
     assert stream.message() == ([], [(0, 6)])
 
 
-@real_time
+@virtual_time
 async def test_credit_has_a_bound() -> None:
     stream = Stream()
     await stream.open(wanted(), credit=CREDIT_BYTES_MAX)
@@ -149,7 +151,7 @@ async def test_credit_has_a_bound() -> None:
     assert stream.session._credit == CREDIT_BYTES_MAX
 
 
-@real_time
+@virtual_time
 async def test_partitions_take_turns_and_share_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "FETCH_CHUNK_BYTES", 30)
     stream = Stream(Readable(0), Readable(1))
@@ -162,7 +164,7 @@ async def test_partitions_take_turns_and_share_a_message(monkeypatch: pytest.Mon
     assert [partition.most for partition in stream.partitions] == [[30], [10, 30]]
 
 
-@real_time
+@virtual_time
 async def test_a_message_holds_no_more_than_a_chunk_but_one_batch_of_any_size() -> None:
     stream = Stream()
     await stream.open(wanted())
@@ -170,7 +172,7 @@ async def test_a_message_holds_no_more_than_a_chunk_but_one_batch_of_any_size() 
     assert stream.partitions[0].most == [FETCH_CHUNK_BYTES]
 
 
-@real_time
+@virtual_time
 async def test_a_subscription_begins_at_the_nearer_end_of_the_log() -> None:
     stream = Stream(Readable(log_start=20))
     starts: list[tuple[dict[str, Any], int]] = [
@@ -187,7 +189,7 @@ async def test_a_subscription_begins_at_the_nearer_end_of_the_log() -> None:
         assert stream.message()[0] == [(0, offset)], start
 
 
-@real_time
+@virtual_time
 async def test_a_partition_that_is_opened_again_begins_anew_and_is_watched_once() -> None:
     stream = Stream()
     [partition] = stream.partitions
@@ -199,7 +201,7 @@ async def test_a_partition_that_is_opened_again_begins_anew_and_is_watched_once(
     assert (opened, batches[0]) == ([(0, 90)], (0, 90))
 
 
-@real_time
+@virtual_time
 async def test_a_subscription_waits_for_a_leader_that_is_not_ready_and_ends_with_one_that_leads_no_more() -> None:
     stream = Stream()
     [partition] = stream.partitions
@@ -220,7 +222,7 @@ async def test_a_subscription_waits_for_a_leader_that_is_not_ready_and_ends_with
     assert not partition.observers
 
 
-@real_time
+@virtual_time
 async def test_a_subscription_to_a_partition_that_closes_ends() -> None:
     stream = Stream()
     [partition] = stream.partitions
@@ -232,7 +234,7 @@ async def test_a_subscription_to_a_partition_that_closes_ends() -> None:
     assert isinstance(from_wire(told.error), NotLeader)
 
 
-@real_time
+@virtual_time
 async def test_records_that_are_lost_are_told_once_and_pushing_goes_on_behind_them() -> None:
     stream = Stream()
     [partition] = stream.partitions
@@ -248,7 +250,7 @@ async def test_records_that_are_lost_are_told_once_and_pushing_goes_on_behind_th
 
 
 @pytest.mark.parametrize("error", [OffsetOutOfRange("the same place again", 0), StorageFailed("damaged")])
-@real_time
+@virtual_time
 async def test_a_partition_that_cannot_be_read_ends_the_subscription_with_the_reason(error: TritonMQError) -> None:
     stream = Stream()
     [partition] = stream.partitions
@@ -265,7 +267,7 @@ async def test_a_partition_that_cannot_be_read_ends_the_subscription_with_the_re
 # ---------------------------------------------------------------- members of groups
 
 
-@real_time
+@virtual_time
 async def test_what_a_member_settles_moves_the_cursor_as_far_as_it_was_given() -> None:
     stream = Stream(group="g")
     [partition] = stream.partitions
@@ -278,7 +280,7 @@ async def test_what_a_member_settles_moves_the_cursor_as_far_as_it_was_given() -
     assert stream.delivery.shares._moves.cursor(partition, "g") == 4
 
 
-@real_time
+@virtual_time
 async def test_a_member_that_hands_over_is_pushed_nothing_more() -> None:
     stream = Stream(group="g")
     [partition] = stream.partitions
@@ -299,7 +301,7 @@ async def test_a_member_that_hands_over_is_pushed_nothing_more() -> None:
     assert (opened, batches[0]) == ([(0, 4)], (0, 4))
 
 
-@real_time
+@virtual_time
 async def test_a_stream_is_one_members() -> None:
     stream = Stream(group="g")
     with pytest.raises(InvalidRequest, match="a member id of its own"):
@@ -310,7 +312,7 @@ async def test_a_stream_is_one_members() -> None:
         await stream.open(wanted(), member="b")
 
 
-@real_time
+@virtual_time
 async def test_a_stream_without_a_group_names_none_later() -> None:
     stream = Stream()
     await stream.open(wanted())

@@ -15,8 +15,8 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.core.entries import MoveCursor
 from mq_broker.core.messages import Done, Refused, Result, Tick
 from mq_protocol.errors import NotLeader, OutcomeUnknown
-from tests.coroutines import real_time
-from tests.mq_broker.broker.host.test_shell import leading, shell, until
+from tests.coroutines import virtual_time
+from tests.mq_broker.broker.host.test_shell import later, leading, shell
 
 
 @asynccontextmanager
@@ -25,7 +25,7 @@ async def led(tmp_path: Path) -> AsyncIterator[tuple[Shell, Partition]]:
         yield broker, await leading(broker)
 
 
-@real_time
+@virtual_time
 async def test_what_is_not_committed_by_its_deadline_is_unknown_and_what_has_time_waits_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,7 +44,7 @@ async def test_what_is_not_committed_by_its_deadline_is_unknown_and_what_has_tim
         assert len(told) == 2
 
 
-@real_time
+@virtual_time
 async def test_who_waits_and_who_looks_on_are_told_when_a_partition_closes_and_nothing_is_asked_of_it_any_more(
     tmp_path: Path,
 ) -> None:
@@ -71,7 +71,7 @@ async def test_who_waits_and_who_looks_on_are_told_when_a_partition_closes_and_n
         await partition.close(NotLeader("again"))
 
 
-@real_time
+@virtual_time
 async def test_a_step_that_fails_stops_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[Exception] = []
     async with led(tmp_path) as (broker, partition):
@@ -87,7 +87,7 @@ async def test_a_step_that_fails_stops_the_broker(tmp_path: Path, monkeypatch: p
         assert isinstance(await partition.ask(MoveCursor("g", 0, "consumer"), 1e9), Done), "and nothing is stuck"
 
 
-@real_time
+@virtual_time
 async def test_a_broker_that_hands_over_waits_for_what_it_writes_to_the_coordination_service(tmp_path: Path) -> None:
     async with led(tmp_path) as (broker, partition):
         written, may_write = [], asyncio.Event()
@@ -98,7 +98,9 @@ async def test_a_broker_that_hands_over_waits_for_what_it_writes_to_the_coordina
 
         broker.write_node(slowly(), "write")
         handing = asyncio.create_task(broker.hand_over(5.0))
-        await until(lambda: len(broker._node_writes) == 1 and not partition.leading)
+        await later(1)
+        assert len(broker._node_writes) == 1
+        assert not partition.leading
         for _ in range(20):
             await asyncio.sleep(0)
         assert not handing.done()

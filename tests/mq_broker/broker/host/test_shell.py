@@ -23,12 +23,14 @@ from mq_broker.core.machine.state import MachineState, Snapshot
 from mq_broker.core.messages import LeaderName, NodeState, Published
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.wire.links import Links
-from mq_broker.storage.journal.writer import Writer
+from mq_broker.storage.journal import writer as writers
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OutcomeUnknown, StorageFailed, TritonMQError
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker import cluster
+from tests.simulation.real.loop import PROCESS
+from tests.virtual.world import present, the_world
 
 ID = "0" * 32
 HERE = Topic.of(TopicSpec("t", ID, ((1,),)))
@@ -40,12 +42,17 @@ async def shell(
     data: Path, isr: tuple[tuple[int, str], ...], leader: LeaderName | None = None, epoch: int = 0
 ) -> AsyncIterator[Shell]:
     """Broker 1, alone with a topic of one partition whose node names these logs."""
+    world = present()
+    if world is not None:
+        process = world.process("shell", data, 1)
+        PROCESS.set(process)
+        data = process.disk.path
     coordination = CoordinationService(FileStore(data / "coordination"))
     await coordination.start(lambda _event: None)
     await coordination.create_topic(HERE.spec, (NodeState(leader, epoch, isr, 0, ""),))
     directory = DataDirectory.open(data / "data", 1)
     directory.join_cluster(await coordination.cluster_id())
-    writer = Writer()
+    writer = writers.Writer()  # in virtual time that of the simulated world
     writer.start()
     async with asyncio.TaskGroup() as tasks:
         broker = Shell(1, 1, coordination, directory, writer, tasks)
@@ -66,8 +73,13 @@ async def until(condition: Callable[[], bool]) -> None:
     await cluster.until(holds)
 
 
+async def later(seconds: float = 10.0) -> None:
+    """In virtual time: all that is under way has been done."""
+    await asyncio.sleep(seconds)
+
+
 @pytest.mark.parametrize("durability", ["memory", "fsync"])
-@real_time
+@virtual_time
 async def test_a_state_to_begin_anew_with_is_not_kept_once_the_replica_begins_or_is_not_wanted(
     tmp_path: Path, durability: str
 ) -> None:
@@ -75,17 +87,39 @@ async def test_a_state_to_begin_anew_with_is_not_kept_once_the_replica_begins_or
     async with shell(tmp_path, isr=((2, "other"),)) as broker:
         here = Topic.of(replace(HERE.spec, settings={"durability": durability}))
         broker.follow_topics({ID: here})
-        await until(lambda: broker.hosted(here, 0) is not None)
+        await later()
         broker.install(broker.partition(here, 0), snapshot, 3)
-        await until(lambda: broker.hosted(here, 0) is not None)
+        await later()
         partition = broker.partition(here, 0)
         assert (partition.journal.first_index, partition.replica.identity.recovery) == (8, 3)
         assert not broker._begin_with
         broker.install(partition, snapshot, 4)
         broker.follow_topics({})  # deleted while it begins anew
-        await until(lambda: not broker._settling)
+        await later()
         assert broker.hosted(here, 0) is None
         assert not broker._begin_with
+
+
+@pytest.mark.parametrize("durability", ["memory", "fsync"])
+@virtual_time
+async def test_a_partition_that_was_recovered_from_another_log_begins_an_empty_one_under_another_id(
+    tmp_path: Path, durability: str
+) -> None:
+    async with shell(tmp_path, isr=((2, "other"),)) as broker:
+        here = Topic.of(replace(HERE.spec, settings={"durability": durability}))
+        broker.follow_topics({ID: here})
+        await later()
+        broker.install(broker.partition(here, 0), Snapshot(7, 1, 1_000_000, MachineState(next_offset=5)), 2)
+        await later()
+        former = broker.partition(here, 0)
+        before = former.replica.identity
+        assert (former.next_offset, before.recovery) == (5, 2)
+        broker.start_over(former, 3)
+        await later()
+        partition = broker.partition(here, 0)
+        assert (former.closed, partition.next_offset, partition.replica.last_index) == (True, 0, 0)
+        assert partition.replica.identity.recovery == 3
+        assert partition.replica.identity.log_id != before.log_id
 
 
 async def leading(broker: Shell) -> Partition:
@@ -93,11 +127,11 @@ async def leading(broker: Shell) -> Partition:
     broker.spawn(broker.ticking.run(), "ticks")
     broker.follow_topics({ID: HERE})
     broker.brokers_seen((LeaderName(1, 1),))
-    await until(lambda: (found := broker.hosted(HERE, 0)) is not None and found.serving)
+    await later()
     return broker.leader(HERE, 0)
 
 
-@real_time
+@virtual_time
 async def test_a_group_that_stands_at_lost_offsets_is_behind_by_what_comes_after_them(tmp_path: Path) -> None:
     async with shell(tmp_path, isr=((1, ""),)) as broker:
         partition = await leading(broker)
@@ -110,7 +144,7 @@ async def test_a_group_that_stands_at_lost_offsets_is_behind_by_what_comes_after
         assert [partition.lag(offset)[0] for offset in (0, 10, 29, 30, 40)] == [170, 70, 70, 70, 0]
 
 
-@real_time
+@virtual_time
 async def test_what_a_full_link_dropped_wakes_those_at_rest_at_both_ends(tmp_path: Path) -> None:
     async with shell(tmp_path, isr=((1, ""),)) as broker:
         partition = await leading(broker)
@@ -136,7 +170,7 @@ async def test_what_a_full_link_dropped_wakes_those_at_rest_at_both_ends(tmp_pat
         assert broker.contacts.since(2) is None
 
 
-@real_time
+@virtual_time
 async def test_what_a_broker_said_to_a_replica_that_is_not_open_goes_with_its_link(tmp_path: Path) -> None:
     async with shell(tmp_path, isr=((1, ""),)) as broker:
         message = pb.AppendEntries(topic_id="not open", leader=2, sequence=1, frame_bytes=[5])
@@ -147,7 +181,7 @@ async def test_what_a_broker_said_to_a_replica_that_is_not_open_goes_with_its_li
         assert len(broker.early) == 0
 
 
-@real_time
+@virtual_time
 async def test_the_link_of_a_broker_that_has_fallen_silent_is_made_anew_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +198,7 @@ async def test_the_link_of_a_broker_that_has_fallen_silent_is_made_anew_and_no_o
         assert ended == [2]
 
 
-@real_time
+@virtual_time
 async def test_who_leads_no_more_and_who_begins_with_another_log_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,16 +217,15 @@ async def test_who_leads_no_more_and_who_begins_with_another_log_says_so(
         broker.session_lost()
         assert said == [(2, former)]
         broker.reopen(partition, "its disk failed")
-        await until(lambda: len(said) == 2)
+        await later()
+        assert len(said) == 2
         assert said[1][0] == 2
 
 
-@real_time
+@virtual_time
 async def test_a_journal_that_the_disk_did_not_let_be_shortened_is_shortened_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partitions, "SHORTEN_AGAIN_S", 0.01)
-
     async def refused(*_: object) -> int:
         raise StorageFailed("no room")
 
@@ -202,20 +235,21 @@ async def test_a_journal_that_the_disk_did_not_let_be_shortened_is_shortened_lat
         monkeypatch.setattr(partition.journal, "shorten_to", refused)
         with pytest.raises(StorageFailed):
             await partition.shorten()
-        await until(lambda: partition.shorten_due)
+        assert not partition.shorten_due
+        await later(partitions.SHORTEN_AGAIN_S + 10)
+        assert partition.shorten_due
 
 
 @pytest.mark.parametrize("named_again", [True, False])
-@real_time
+@virtual_time
 async def test_a_replica_that_was_moved_away_is_deleted_only_by_what_the_node_says_once_it_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_again: bool
 ) -> None:
     """A leader that knows an older assignment may put it back in sync after the node was read."""
-    monkeypatch.setattr(shells, "RELEASE_POLL_S", 0.01)
     async with shell(tmp_path, isr=((2, "other"),)) as broker:
         broker.follow_topics({ID: HERE})
-        await until(lambda: broker.hosted(HERE, 0) is not None)
-        files = tmp_path / "data" / "partitions" / f"{ID}-0"
+        await later()
+        files = the_world().disk(tmp_path).path / "data" / "partitions" / f"{ID}-0"
         close = Partition.close
 
         async def put_back_meanwhile(partition: Partition, error: TritonMQError) -> None:
@@ -229,5 +263,5 @@ async def test_a_replica_that_was_moved_away_is_deleted_only_by_what_the_node_sa
 
         monkeypatch.setattr(Partition, "close", put_back_meanwhile)
         broker.follow_topics({ID: AWAY})
-        await until(lambda: not broker._settling)
+        await later(shells.RELEASE_POLL_S + 10)
         assert files.exists() is named_again

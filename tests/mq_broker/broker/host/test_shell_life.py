@@ -12,12 +12,12 @@ from mq_broker.broker.host import shell as shells
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.core.messages import LeaderName
 from mq_protocol.errors import IncompatibleVersion, StorageFailed
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.host.test_partition_life import led
-from tests.mq_broker.broker.host.test_shell import HERE, ID, shell, until
+from tests.mq_broker.broker.host.test_shell import HERE, ID, later, shell
 
 
-@real_time
+@virtual_time
 async def test_who_lost_its_session_is_not_live_itself_and_the_others_are(tmp_path: Path) -> None:
     async with led(tmp_path) as (broker, partition):
         broker.brokers_seen((LeaderName(1, 1), LeaderName(2, 1)))
@@ -28,7 +28,7 @@ async def test_who_lost_its_session_is_not_live_itself_and_the_others_are(tmp_pa
         assert not partition.leading
 
 
-@real_time
+@virtual_time
 async def test_the_first_failure_stops_the_broker_and_later_ones_change_nothing(tmp_path: Path) -> None:
     async with led(tmp_path) as (broker, _partition):
 
@@ -40,7 +40,7 @@ async def test_the_first_failure_stops_the_broker_and_later_ones_change_nothing(
         assert isinstance(broker.failure.exception(), ZeroDivisionError)
 
 
-@real_time
+@virtual_time
 async def test_a_broker_that_is_too_old_for_the_cluster_says_so_in_a_line_and_stops(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -58,7 +58,7 @@ async def test_a_broker_that_is_too_old_for_the_cluster_says_so_in_a_line_and_st
 
 
 @pytest.mark.parametrize("same_cluster", [True, False])
-@real_time
+@virtual_time
 async def test_what_a_deleted_topic_held_is_removed_unless_the_cluster_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, same_cluster: bool
 ) -> None:
@@ -72,16 +72,16 @@ async def test_what_a_deleted_topic_held_is_removed_unless_the_cluster_is_anothe
         if not same_cluster:
             monkeypatch.setattr(broker.coordination, "cluster_id", cluster_id)
         broker.follow_topics({})
-        await until(lambda: not broker._settling)
+        await later()
+        assert not broker._settling
         assert files.exists() is not same_cluster
         assert any("holds another cluster now" in words for words in caplog.messages) is not same_cluster
 
 
-@real_time
+@virtual_time
 async def test_a_replica_that_the_disk_did_not_let_be_opened_or_begun_anew_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shells, "REOPEN_S", 0.0)
     async with shell(tmp_path, isr=((1, ""),)) as broker:
         tries = 0
         opens = broker._open
@@ -95,7 +95,8 @@ async def test_a_replica_that_the_disk_did_not_let_be_opened_or_begun_anew_is_tr
 
         monkeypatch.setattr(broker, "_open", fails_twice)
         broker.follow_topics({ID: HERE})
-        await until(lambda: broker.hosted(HERE, 0) is not None and not broker._settling)
+        await later(4 * shells.REOPEN_S)
+        assert broker.hosted(HERE, 0) is not None
         assert tries == 3
         prepared = 0
 
@@ -107,13 +108,14 @@ async def test_a_replica_that_the_disk_did_not_let_be_opened_or_begun_anew_is_tr
 
         former = broker.partition(HERE, 0)
         broker.reopen(former, "its disk failed", prepare)
-        await until(lambda: broker.hosted(HERE, 0) is not None and not broker._settling)
+        await later(4 * shells.REOPEN_S)
+        assert broker.hosted(HERE, 0) is not None
         assert prepared == 3
         assert former.closed
         assert not broker.failure.done()
 
 
-@real_time
+@virtual_time
 async def test_a_topic_that_changes_while_its_replica_is_opened_is_the_one_that_the_replica_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +135,8 @@ async def test_a_topic_that_changes_while_its_replica_is_opened_is_the_one_that_
         wider = Topic.of(replace(HERE.spec, assignment=((1, 2),)))
         broker.follow_topics({ID: wider})
         may_open.set()
-        await until(lambda: not broker._settling)
+        await later()
+        assert not broker._settling
         partition = broker.partition(wider, 0)
         assert partition.topic is wider
         assert partition.replica.replicas == (1, 2)

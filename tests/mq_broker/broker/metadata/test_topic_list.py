@@ -14,7 +14,7 @@ from mq_broker.coordination import editing
 from mq_broker.coordination.interface import TopicChanges, TopicSpec
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import CoordinationUnavailable, InvalidTopicName, OutcomeUnknown, UnknownTopic
-from tests.coroutines import real_time, virtual_time
+from tests.coroutines import virtual_time
 
 A = TopicSpec("a", "id-a", ((1,), (1,)))
 B = TopicSpec("b", "id-b", ((1,),))
@@ -70,7 +70,7 @@ def service() -> Service:
     return Service()
 
 
-@real_time
+@virtual_time
 async def test_what_changed_is_told_by_id_and_the_rest_is_kept(service: Service) -> None:
     await service.read(1, B, A, whole=True)
     await service.read(2)
@@ -94,7 +94,7 @@ async def test_what_changed_is_told_by_id_and_the_rest_is_kept(service: Service)
     assert service.topics.find("a") is None
 
 
-@real_time
+@virtual_time
 async def test_a_reading_of_all_topics_leaves_out_what_is_gone(service: Service) -> None:
     await service.read(1, A, B, whole=True)
     known = service.topics.find("b")
@@ -106,7 +106,7 @@ async def test_a_reading_of_all_topics_leaves_out_what_is_gone(service: Service)
     assert not await service.topics.exists("a", 0)
 
 
-@real_time
+@virtual_time
 async def test_a_topic_that_was_made_again_is_another_and_both_are_told(service: Service) -> None:
     await service.read(1, A, whole=True)
     await service.read(2, replace(A, topic_id="id-2"))
@@ -114,7 +114,7 @@ async def test_a_topic_that_was_made_again_is_another_and_both_are_told(service:
     assert [topic.spec.topic_id for topic in service.topics.all()] == ["id-2"]
 
 
-@real_time
+@virtual_time
 async def test_what_an_earlier_state_lacks_stays_however_often_that_state_is_read_and_changed(service: Service) -> None:
     await service.read(9, A, B, whole=True)
     for version in (5, 5, 6, 10):
@@ -123,7 +123,7 @@ async def test_what_an_earlier_state_lacks_stays_however_often_that_state_is_rea
     assert not any(changed == ["id-b"] for _, changed in service.heard)
 
 
-@real_time
+@virtual_time
 async def test_a_topic_that_an_earlier_state_has_under_a_former_id_stays_as_it_is(service: Service) -> None:
     await service.read(9, B, whole=True)
     for version in (5, 6):
@@ -134,7 +134,7 @@ async def test_a_topic_that_an_earlier_state_has_under_a_former_id_stays_as_it_i
 
 
 @pytest.mark.parametrize("whole", [True, False])
-@real_time
+@virtual_time
 async def test_what_an_earlier_state_of_the_service_lacks_is_not_taken_for_deleted(
     service: Service, whole: bool
 ) -> None:
@@ -148,7 +148,7 @@ async def test_what_an_earlier_state_of_the_service_lacks_is_not_taken_for_delet
 
 
 @pytest.mark.parametrize("whole", [True, False])
-@real_time
+@virtual_time
 async def test_a_topic_whose_document_cannot_be_read_stays_as_it_was_and_one_that_was_never_read_is_said_to_be_so(
     service: Service, whole: bool
 ) -> None:
@@ -169,7 +169,7 @@ async def test_a_topic_whose_document_cannot_be_read_stays_as_it_was_and_one_tha
     assert not await service.topics.exists("a", 0)
 
 
-@real_time
+@virtual_time
 async def test_whether_a_partition_exists_is_asked_of_the_service_each_time(service: Service) -> None:
     await service.read(1, A, whole=True)
     reads = len(service.versions)
@@ -183,7 +183,7 @@ async def test_whether_a_partition_exists_is_asked_of_the_service_each_time(serv
     assert await exists("b", 0), "this version cannot read it, and it is there"
 
 
-@real_time
+@virtual_time
 async def test_a_topic_that_this_version_cannot_read_is_told_once_until_it_changes(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -197,7 +197,7 @@ async def test_a_topic_that_this_version_cannot_read_is_told_once_until_it_chang
 # ---------------------------------------------------------------- one topic
 
 
-@real_time
+@virtual_time
 async def test_a_name_that_is_not_known_causes_one_reading_in_a_while_and_one_that_cannot_be_causes_none(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +216,7 @@ async def test_a_name_that_is_not_known_causes_one_reading_in_a_while_and_one_th
     assert len(service.versions) == 2
 
 
-@real_time
+@virtual_time
 async def test_a_reader_that_knows_a_topics_id_is_given_that_topic_or_told_that_it_is_gone(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +233,7 @@ async def test_a_reader_that_knows_a_topics_id_is_given_that_topic_or_told_that_
         await service.topics.meant("a", "id-a")
 
 
-@real_time
+@virtual_time
 async def test_who_asks_during_a_reading_shares_the_next_one(service: Service) -> None:
     await asyncio.gather(*(service.topics.refresh() for _ in range(10)))
     assert len(service.versions) == 2
@@ -246,7 +246,7 @@ async def test_who_asks_during_a_reading_shares_the_next_one(service: Service) -
     assert len(service.versions) == 5
 
 
-@real_time
+@virtual_time
 async def test_who_looks_for_one_topic_is_content_with_the_reading_under_way_if_that_finds_it(service: Service) -> None:
     service.changes = [TopicChanges(1, True, {"a": A})]
     under_way = asyncio.create_task(service.topics.refresh())
@@ -262,11 +262,8 @@ def wider(spec: TopicSpec) -> TopicSpec:
     return replace(spec, assignment=(*spec.assignment, (3, 2))[:3])
 
 
-@real_time
-async def test_an_edit_writes_what_is_new_over_the_version_that_it_was_made_from(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(editing, "PAUSE_S", 0.0)
+@virtual_time
+async def test_an_edit_writes_what_is_new_over_the_version_that_it_was_made_from(service: Service) -> None:
     await service.read(1, A, whole=True)
     service.outcomes = [CasOutcome.REFUSED, CasOutcome.UNKNOWN]
     await service.topics.edit("a", wider)

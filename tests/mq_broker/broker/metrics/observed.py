@@ -1,90 +1,139 @@
-"""Partitions as the gathering sees them, and a broker that holds them."""
+"""Partitions as the gathering sees them, and a broker that holds them. Topics, machines and indexes are real."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.metrics.observing import Observing
-from mq_broker.core.machine.state import Cursor
+from mq_broker.coordination.interface import Move, TopicSpec
+from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.state import Cursor, StagedBatch
+from mq_broker.core.machine.window import WindowBounds
+from mq_broker.core.messages import Published
+from mq_broker.storage.offset_index import OffsetIndex
+
+Brokers = tuple[int, ...]
 
 
-def part(topic: str = "t", number: int = 0, **given: Any) -> Any:
-    """A replica of broker 1, which leads it with all of brokers 1 to 3 in sync; its log is offsets 10 to 99."""
-    fields: dict[str, Any] = {
-        "leader": 1,
-        "serving": True,
-        "replicas": (1, 2, 3),
-        "isr": (1, 2, 3),
-        "least": 2,
-        "moving_to": (),
-        "cursors": {},
-        "staged": {},
-        "asleep": True,
-        "unheard_ms": {},
-        "work": {},
-        "retention_ms": None,
-        "keeping": None,
-        **given,
-    }
-    moving = {number: SimpleNamespace(target=fields["moving_to"])} if fields["moving_to"] else {}
-    machine = SimpleNamespace(
-        staged=fields["staged"],
-        work=fields["work"],
-        due_times=[each for each in fields["staged"].values() if each.due_us],
-        cursors={group: Cursor(offset, "spark", 70 + offset) for group, offset in fields["cursors"].items()},
-    )
-    return SimpleNamespace(
-        number=number,
-        topic=SimpleNamespace(
-            spec=SimpleNamespace(name=topic, moving=moving),
-            settings=SimpleNamespace(min_insync_replicas=fields["least"], retention_ms=fields["retention_ms"]),
-        ),
-        closed=False,
-        serving=fields["serving"],
-        leading=fields["leader"] == 1,
-        rest=SimpleNamespace(asleep=fields["asleep"]),
-        next_offset=100,
-        index=SimpleNamespace(log_start_offset=10, bytes_total=5_000),
-        replica=SimpleNamespace(
-            leader=fields["leader"],
-            leader_epoch=4,
-            replicas=fields["replicas"],
-            isr=fields["isr"],
-            high_watermark=321,
-            machine=machine,
-        ),
-        unheard_ms=fields["unheard_ms"],
-        journal=SimpleNamespace(keeping=fields["keeping"]),
-        lag=lambda offset: (100 - offset, 1_000 * (100 - offset)),
-    )
+@dataclass
+class Core:
+    machine: PartitionMachine
+    leader: int
+    replicas: Brokers
+    isr: Brokers
+    leader_epoch: int = 4
+    high_watermark: int = 321
 
 
-def topic(name: str, *assignment: tuple[int, ...]) -> Any:
+@dataclass
+class Rest:
+    asleep: bool
+
+
+@dataclass
+class Journal:
+    keeping: None = None
+
+
+class Part:
+    """A replica of broker 1. Its log is offsets 10 to 99, in batches of ten records and 500 bytes."""
+
+    closed = False
+
+    def __init__(self, topic: Topic, number: int, core: Core, rest: Rest, unheard_ms: dict[int, int]) -> None:
+        self.topic, self.number, self.replica, self.rest, self.unheard_ms = topic, number, core, rest, unheard_ms
+        self.serving = self.leading = core.leader == 1
+        self.journal, self.index, self.next_offset = Journal(), OffsetIndex(), 100
+        for at in range(10):
+            self.index.append(Published(10 * at, 10, at + 1, 1, 500, 500))
+        self.index.trim(10)
+
+    def lag(self, offset: int) -> tuple[int, int]:
+        return 100 - offset, 1_000 * (100 - offset)
+
+
+def part(
+    name: str = "t",
+    number: int = 0,
+    *,
+    leader: int = 1,
+    serving: bool = True,
+    replicas: Brokers = (1, 2, 3),
+    isr: Brokers = (1, 2, 3),
+    moving_to: Brokers = (),
+    cursors: Mapping[str, int] | None = None,
+    staged: Iterable[StagedBatch] = (),
+    asleep: bool = True,
+    unheard_ms: dict[int, int] | None = None,
+    **settings: int,
+) -> Part:
+    """Broker 1 leads it with all of brokers 1 to 3 in sync, unless it is said otherwise."""
+    machine = PartitionMachine(WindowBounds(100))
+    machine.cursors.update({group: Cursor(offset, "spark", 70 + offset) for group, offset in (cursors or {}).items()})
+    for batch in staged:
+        machine.staged[batch.uuid] = batch
+        if batch.due_us:
+            machine.due_times.add(batch.uuid, batch.due_us)
+    moving = {number: Move(moving_to, replicas)} if moving_to else {}
+    least = {"min_insync_replicas": "1" if len(replicas) < 2 else "2"}
+    given = {**least, **{setting: str(value) for setting, value in settings.items()}}
+    spec = TopicSpec(name, f"id-{name}", (replicas,) * (number + 1), settings=given, moving=moving)
+    made = Part(Topic.of(spec), number, Core(machine, leader, replicas, isr), Rest(asleep), unheard_ms or {})
+    made.serving = serving
+    return made
+
+
+def topic(name: str, *assignment: Brokers) -> Topic:
     """As the cluster knows it: the brokers of each of its partitions."""
-    return SimpleNamespace(spec=SimpleNamespace(name=name, assignment=assignment))
+    return Topic.of(TopicSpec(name, f"id-{name}", assignment, settings={"min_insync_replicas": "1"}))
+
+
+@dataclass
+class Holder:
+    """Broker 1 of these live ones, of which it has a link to 2. `looked`: how often its partitions were looked at."""
+
+    parts: Sequence[Part]
+    brokers: dict[int, None]
+    broker: int = 1
+    incarnation: int = 7
+    looked: int = field(default=0)
+
+    @property
+    def links(self) -> Holder:
+        return self
+
+    def connected(self) -> list[int]:
+        return [2]
+
+    def partitions(self) -> list[Part]:
+        self.looked += 1
+        return list(self.parts)
+
+    def hosted(self, asked: Topic, number: int) -> Part | None:
+        found = [each for each in self.parts if (each.topic.spec.name, each.number) == (asked.spec.name, number)]
+        return found[0] if found else None
+
+
+def holder(*parts: Part, live: Brokers = (1, 2, 3)) -> Any:
+    return Holder(parts, dict.fromkeys(live))
 
 
 def observing(
     data: Path,
-    *parts: Any,
+    *parts: Part,
+    here: Any = None,
     members: dict[str, list[str]] | None = None,
-    topics: tuple[Any, ...] = (),
+    topics: tuple[Topic, ...] = (),
     labels: dict[str, str] | None = None,
 ) -> Observing:
-    """Broker 1 of three, of which it has a link to 2. Its open replicas are `parts`. `labels`: of groups."""
-    open_here = {(each.topic.spec.name, each.number): each for each in parts}
-    shell: Any = SimpleNamespace(
-        broker=1,
-        incarnation=7,
-        partitions=lambda: list(parts),
-        links=SimpleNamespace(connected=lambda: [2]),
-        hosted=lambda asked, number: open_here.get((asked.spec.name, number)),
-    )
-    cluster: Any = SimpleNamespace(brokers={1: None, 2: None, 3: None})
+    """What broker 1 says of these partitions, or of those of its `holder`. `labels`: of groups."""
+    here = here or holder(*parts)
     known = members or {}
     return Observing(
-        shell, cluster, data, ("c-1", "r"), lambda _part, group: known.get(group, []), lambda: "file",
+        here, here, data, ("c-1", "r"), lambda _part, group: known.get(group, []), lambda: "file",
         topics=lambda: topics, label_of=lambda group: (labels or {}).get(group, ""),
     )  # fmt: skip

@@ -5,25 +5,44 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.metrics.health import Readiness, Systemd
+from mq_broker.coordination.interface import TopicSpec
+from mq_broker.core.messages import LeaderName, NodeState
 from mq_broker.measured import ALARMS
 from mq_broker.storage.sealed import Altered, KeyAbsent, SealedAway
 from mq_protocol.errors import CoordinationUnavailable
 from tests.coroutines import virtual_time
 
 
-class Part(SimpleNamespace):
-    __hash__ = object.__hash__
+@dataclass(eq=False)
+class Part:
+    """A replica as the partition shows it, and as its core does; its log is `mine`."""
+
+    name: str
+    topic: Topic
+    serving: bool
+    number: int = 0
+    closed: bool = False
+    log_id: str = "mine"
+
+    @property
+    def replica(self) -> Part:
+        return self
+
+    @property
+    def identity(self) -> Part:
+        return self
 
 
-def topic(name: str) -> Any:
-    return SimpleNamespace(spec=SimpleNamespace(topic_id=name, name=name))
+def topic(name: str) -> Topic:
+    return Topic.of(TopicSpec(name, name, ((1,),)))
 
 
 class World:
@@ -35,19 +54,24 @@ class World:
         self.asked: list[str] = []
         self.replicas: dict[str, Any] = {}
         self.closed: dict[str, SealedAway] = {}
-        self.shell: Any = SimpleNamespace(
-            broker=1,
-            coordination=self,
-            assigned=lambda: [(topic(name), 0) for name in sorted(self.replicas)],
-            hosted=lambda topic, _number: self.replicas[topic.spec.name],
-            why_closed=lambda topic, _number: self.closed.get(topic.spec.name),
-        )
+        self.broker = 1
+
+    @property
+    def coordination(self) -> World:
+        return self
+
+    def assigned(self) -> list[tuple[Topic, int]]:
+        return [(topic(name), 0) for name in sorted(self.replicas)]
+
+    def hosted(self, asked: Topic, _number: int) -> Any:
+        return self.replicas[asked.spec.name]
+
+    def why_closed(self, asked: Topic, _number: int) -> SealedAway | None:
+        return self.closed.get(asked.spec.name)
 
     def holds(self, name: str, node: Any, *, serving: bool = False) -> Any:
         self.nodes[name] = node
-        replica = SimpleNamespace(identity=SimpleNamespace(log_id="mine"))
-        part = Part(name=name, closed=False, serving=serving, replica=replica, topic=topic(name), number=0)
-        self.replicas[name] = part
+        part = self.replicas[name] = Part(name, topic(name), serving)
         return part
 
     async def read_state(self, topic_id: str, _number: int) -> Any:
@@ -55,10 +79,11 @@ class World:
         node = self.nodes[topic_id]
         if isinstance(node, Exception):
             raise node
-        return None if node is None else (3, SimpleNamespace(leader="somebody", isr=tuple(node.items())))
+        return None if node is None else (3, NodeState(LeaderName(2, 1), 1, tuple(node.items()), 0, ""))
 
     def readiness(self, timeout_s: float = 60.0) -> Readiness:
-        return Readiness(self.shell, lambda: self.state, timeout_s)
+        world: Any = self
+        return Readiness(world, lambda: self.state, timeout_s)
 
 
 @virtual_time

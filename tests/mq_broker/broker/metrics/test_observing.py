@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mq_broker.broker.metrics import observing as observing_module
+from mq_broker.broker.metrics.observing import SLICE
+from mq_broker.core.entries import SCHEDULED, TransactionKey
+from mq_broker.core.machine.state import StagedBatch
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, InvalidTopicName
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
-from tests.mq_broker.broker.metrics.observed import observing, part, topic
+from tests.mq_broker.broker.metrics.observed import holder, observing, part, topic
 
 ALL = pb.ObserveRequest(detail=pb.PARTITIONS)
 
@@ -28,7 +30,7 @@ async def told_by(data: Path, *parts: Any, **more: Any) -> pb.ObserveResponse:
     return await asked(observing(data, *parts, **more))
 
 
-@real_time
+@virtual_time
 async def test_a_broker_tells_what_it_holds_in_as_much_detail_as_it_is_asked_for(tmp_path: Path) -> None:
     async with standalone(tmp_path, rack="r1") as broker:
         await broker.create_topic("a")
@@ -67,7 +69,7 @@ async def told_of(broker: Broker, detail: Any, records: int) -> pb.ObserveRespon
     return told if sum(row.records for row in told.topics) == records and told.groups else None
 
 
-@real_time
+@virtual_time
 async def test_what_no_broker_can_be_asked_is_refused(tmp_path: Path) -> None:
     observed = observing(tmp_path)
     with pytest.raises(InvalidTopicName):
@@ -81,7 +83,7 @@ def test_partitions_are_counted_by_their_role_and_by_what_they_lack(tmp_path: Pa
         part(number=0),
         part(number=1, isr=(1, 2), asleep=False),
         part(number=2, isr=(1,)),
-        part(number=3, replicas=(1,), isr=(1,), least=1),
+        part(number=3, replicas=(1,), isr=(1,)),
         part(number=4, leader=2, serving=False, isr=()),
         part(number=5, leader=0, serving=False, isr=()),
         part(number=6, moving_to=(4, 5)),
@@ -98,7 +100,7 @@ def test_partitions_are_counted_by_their_role_and_by_what_they_lack(tmp_path: Pa
         "partitions_awake": 1,
     }
     assert dict(told.links) == {2: True, 3: False}
-    assert [(row.led, row.records, row.bytes) for row in told.topics] == [(5, 450, 25_000)]
+    assert [(row.led, row.records, row.bytes) for row in told.topics] == [(5, 450, 22_500)]
     assert [list(row.moving_to) for row in told.partitions] == [[], [], [], [], [], [], [4, 5]]
 
 
@@ -125,24 +127,21 @@ def test_partitions_all_of_whose_brokers_are_dead_are_counted_by_the_living(tmp_
 
 
 def test_a_dead_replica_that_is_still_named_in_sync_does_not_count_as_one(tmp_path: Path) -> None:
-    async def scenario() -> pb.ObserveResponse:
-        observed = observing(tmp_path, part(number=0, isr=(1, 3)), part(number=1), part(number=2, isr=(1, 2)))
-        observed._cluster.brokers = {1: None, 2: None}  # type: ignore[dict-item]
-        return await asked(observed)
-
-    told = asyncio.run(scenario()).values
+    here = holder(part(number=0, isr=(1, 3)), part(number=1), part(number=2, isr=(1, 2)), live=(1, 2))
+    told = asyncio.run(told_by(tmp_path, here=here)).values
     names = ("under_replicated", "at_min_isr", "under_min_isr")
     assert [told[f"partitions_{name}"] for name in names] == [3, 2, 1]
 
 
 def test_what_is_staged_is_told_without_what_is_scheduled(tmp_path: Path) -> None:
-    def batch(timestamp_us: int, due_us: int = 0) -> Any:
-        return SimpleNamespace(timestamp_us=timestamp_us, due_us=due_us)
+    def batch(name: bytes, timestamp_us: int, due_us: int = 0) -> StagedBatch:
+        key = SCHEDULED if due_us else TransactionKey("q", "t")
+        return StagedBatch(name, key, 0, "", 1, 1, timestamp_us, 10, 10, due_us)
 
     parts = [
-        part(number=0, staged={b"a": batch(5, due_us=9), b"b": batch(70), b"c": batch(80)}),
-        part(number=1, staged={b"d": batch(60)}),
-        part(number=2, staged={b"e": batch(1, due_us=2)}),
+        part(number=0, staged=[batch(b"a", 5, due_us=9), batch(b"b", 70), batch(b"c", 80)]),
+        part(number=1, staged=[batch(b"d", 60)]),
+        part(number=2, staged=[batch(b"e", 1, due_us=2)]),
     ]
     told = asyncio.run(told_by(tmp_path, *parts))
     assert [(row.staged_batches, row.oldest_staged_us) for row in told.partitions] == [(2, 70), (1, 60), (0, 0)]
@@ -164,26 +163,19 @@ def test_a_group_is_told_of_once_a_topic_by_the_leaders_of_its_partitions(tmp_pa
     ]
 
 
-@real_time
+@virtual_time
 async def test_many_who_ask_at_once_cost_one_gathering_and_so_do_those_who_ask_soon_after(tmp_path: Path) -> None:
-    looked: list[int] = []
-    observed = observing(tmp_path, part())
-    partitions = observed._shell.partitions
-
-    def look() -> Any:
-        looked.append(1)
-        return partitions()
-
-    observed._shell.partitions = look  # type: ignore[method-assign]
+    here = holder(part())
+    observed = observing(tmp_path, here=here)
     answers = await asyncio.gather(*(asked(observed) for _ in range(10)))
     answers.append(await asked(observed, pb.ObserveRequest()))
-    assert len({answer.now_us for answer in answers}) == len(looked) == 1
+    assert (len({answer.now_us for answer in answers}), here.looked) == (1, 1)
     observed.state = "draining"  # that is not held back
     assert (await asked(observed)).state == "draining"
-    assert len(looked) == 2
-    observed._good_until = 0.0  # as if it were old
+    assert here.looked == 2
+    await asyncio.sleep(1)
     await asked(observed)
-    assert len(looked) == 3
+    assert here.looked == 3
 
 
 def test_cursors_beyond_the_bound_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +187,7 @@ def test_cursors_beyond_the_bound_are_left_out_and_counted(tmp_path: Path, monke
     assert len(told.partitions) == 3
 
 
-@real_time
+@virtual_time
 async def test_what_does_not_fit_one_answer_is_counted_and_can_be_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,23 +205,17 @@ async def test_what_does_not_fit_one_answer_is_counted_and_can_be_asked_for(
     assert not told.left_out
 
 
-@real_time
-async def test_who_gives_up_does_not_end_the_gathering_for_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@virtual_time
+async def test_who_gives_up_does_not_end_the_gathering_for_others(tmp_path: Path) -> None:
     """Else who asks again and again with no patience has it begun anew each time, and it never ends."""
-    monkeypatch.setattr(observing_module, "SLICE", 1)
-    looked: list[int] = []
-    observed = observing(tmp_path, *(part(number=number) for number in range(50)))
-    partitions = observed._shell.partitions
-    observed._shell.partitions = lambda: looked.append(1) or partitions()  # type: ignore[func-returns-value, method-assign]
+    here = holder(*(part(number=number) for number in range(2 * SLICE)))
+    observed = observing(tmp_path, here=here)
     impatient = [asyncio.create_task(asked(observed)) for _ in range(3)]
     await asyncio.sleep(0)
     for each in impatient:
         each.cancel()
     told = await asked(observed)
-    assert len(told.partitions) == 50
-    assert len(looked) == 1
+    assert (len(told.partitions), here.looked) == (2 * SLICE, 1)
     impatient = [asyncio.create_task(asked(observed, pb.ObserveRequest(detail=pb.TOPICS))) for _ in range(3)]
     await asyncio.sleep(0)
     for each in impatient:

@@ -8,7 +8,7 @@ from pathlib import Path
 from mq_broker.broker.metrics.observation import QueueRow
 from mq_broker.broker.metrics.observing import walk_queues
 from mq_broker.core.work.steps import Accept, Drop, Lease, Park, Reason, Reject, Return
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.test_describing import LATER_US, World, led
 
 NOW_US = 1 << 51
@@ -36,7 +36,7 @@ async def busy(world: World) -> None:
     await world.write(Park(((30, 35),)))
 
 
-@real_time
+@virtual_time
 async def test_every_record_that_is_not_settled_is_in_one_state_as_describing_has_it(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         await busy(world)
@@ -49,7 +49,7 @@ async def test_every_record_that_is_not_settled_is_in_one_state_as_describing_ha
         assert row.oldest_ready_us == described.oldest_ready_us > 0
 
 
-@real_time
+@virtual_time
 async def test_a_second_partition_is_added_and_one_that_is_not_declared_is_left_out(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         await busy(world)
@@ -62,7 +62,7 @@ async def test_a_second_partition_is_added_and_one_that_is_not_declared_is_left_
         assert rows(world, limit=None) == {}
 
 
-@real_time
+@virtual_time
 async def test_runs_beyond_the_bound_are_not_looked_at(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         await busy(world)

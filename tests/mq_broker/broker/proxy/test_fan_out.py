@@ -20,7 +20,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, NotLeader, OffsetOutOfRange, TritonMQError, Unreachable
 from mq_protocol.wire.call import Said
 from mq_protocol.wire.error_messages import from_wire, to_wire
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.proxy.said import said
 
 DEADLINE_S = 30.0
@@ -194,7 +194,7 @@ async def settled(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-@real_time
+@virtual_time
 async def test_a_hundred_subscribers_at_the_end_cost_the_leader_one() -> None:
     async with fanning() as (leader, fan_out):
         leader.append(5)
@@ -216,7 +216,7 @@ async def test_a_hundred_subscribers_at_the_end_cost_the_leader_one() -> None:
         assert fan_out.held.bytes < 2_000, "what all have is forgotten when the next one comes"
 
 
-@real_time
+@virtual_time
 async def test_subscribers_of_the_same_offset_share_from_the_first_record_on() -> None:
     async with fanning() as (leader, fan_out):
         leader.append(30)
@@ -227,7 +227,7 @@ async def test_subscribers_of_the_same_offset_share_from_the_first_record_on() -
         assert leader.bytes_out == 20 * 1_000
 
 
-@real_time
+@virtual_time
 async def test_one_that_comes_later_catches_up_by_itself_and_then_shares() -> None:
     async with fanning() as (leader, fan_out):
         leader.append(30)
@@ -243,7 +243,7 @@ async def test_one_that_comes_later_catches_up_by_itself_and_then_shares() -> No
 
 
 @pytest.mark.parametrize("how", ["it does not read", "it gives no credit"])
-@real_time
+@virtual_time
 async def test_one_that_stalls_holds_up_nobody_and_goes_on_where_it_was(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,7 +272,7 @@ async def test_one_that_stalls_holds_up_nobody_and_goes_on_where_it_was(
         await settled(lambda: len(leader.streams) == 1)
 
 
-@real_time
+@virtual_time
 async def test_the_leaders_end_is_told_to_each_and_each_goes_on_at_the_next_from_its_own_offset() -> None:
     async with fanning() as (leader, fan_out):
         clients = [await Client(fan_out).open(offset=0).is_open() for _ in range(10)]
@@ -295,7 +295,7 @@ async def test_the_leaders_end_is_told_to_each_and_each_goes_on_at_the_next_from
         assert leader.opened == 2
 
 
-@real_time
+@virtual_time
 async def test_a_leader_that_dies_is_told_as_one_that_cannot_be_reached() -> None:
     async with fanning() as (leader, fan_out):
         client = await Client(fan_out).open(offset=0).is_open()
@@ -304,7 +304,7 @@ async def test_a_leader_that_dies_is_told_as_one_that_cannot_be_reached() -> Non
         assert isinstance(from_wire(client.told[1].error), Unreachable)
 
 
-@real_time
+@virtual_time
 async def test_one_that_never_reads_takes_no_memory_above_the_mark_and_holds_up_no_other_user() -> None:
     high, partitions, batches = 100_000, 50, 100
     async with fanning(high=high) as (leader, fan_out):
@@ -324,7 +324,7 @@ async def test_one_that_never_reads_takes_no_memory_above_the_mark_and_holds_up_
         assert sorted(stalled.offsets) == sorted([*range(0, 10 * batches, 10)] * partitions)
 
 
-@real_time
+@virtual_time
 async def test_lost_records_are_told_once_and_it_goes_on_behind_them() -> None:
     async with fanning() as (leader, fan_out):
         clients = [await Client(fan_out).open(offset=0).is_open() for _ in range(3)]
@@ -342,7 +342,7 @@ async def test_lost_records_are_told_once_and_it_goes_on_behind_them() -> None:
             assert len(client.told) == 2
 
 
-@real_time
+@virtual_time
 async def test_users_do_not_share_and_each_is_asked_for_by_its_own_name() -> None:
     async with fanning() as (leader, fan_out):
         for user in ("one", "another"):
@@ -351,7 +351,7 @@ async def test_users_do_not_share_and_each_is_asked_for_by_its_own_name() -> Non
         assert len(leader.streams) == 2
 
 
-@real_time
+@virtual_time
 async def test_who_leaves_or_closes_a_partition_ends_what_nobody_else_shares() -> None:
     async with fanning() as (leader, fan_out):
         staying, leaving = [await Client(fan_out).open(offset=0).is_open() for _ in range(2)]
@@ -365,7 +365,7 @@ async def test_who_leaves_or_closes_a_partition_ends_what_nobody_else_shares() -
         await staying.has(0, 10)
 
 
-@real_time
+@virtual_time
 async def test_a_group_may_not_be_named_on_such_a_stream() -> None:
     async with fanning() as (_leader, fan_out):
         client = await Client(fan_out).open(offset=0).is_open()
@@ -374,7 +374,7 @@ async def test_a_group_may_not_be_named_on_such_a_stream() -> None:
             await client.task
 
 
-@real_time
+@virtual_time
 async def test_a_partition_beyond_the_bound_is_refused_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     from mq_broker.broker.proxy import fan_out as module
 

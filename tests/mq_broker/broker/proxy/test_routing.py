@@ -4,24 +4,25 @@ that is played here."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.proxy.holding import LOOK_AGAIN_S, REQUEST_BYTES, Holding
 from mq_broker.broker.proxy.leaders import Leaders
 from mq_broker.broker.proxy.routing import ANY, GONE, Routing, place_of
 from mq_broker.broker.runtime.memory import Held
+from mq_broker.coordination.interface import BrokerRegistration, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_broker.rpc.service import RefusedBatch
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, NotLeader, TritonMQError, UnknownTopic, Unreachable
 from mq_protocol.methods import BROKER
 from mq_protocol.wire.call import Said
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.proxy.said import said
 
 DEADLINE_S = 30.0
@@ -41,11 +42,13 @@ class Played:
         self.known = {"t"}
         self.partitions = self.partitions_now = 2  # of `t`, as this process has read it, and as it is
         self.holding = Holding(hold_max)
-        me = SimpleNamespace(broker=9)
-        cluster: Any = SimpleNamespace(me=me, brokers=dict.fromkeys((1, 2, 3)), is_live=lambda b, _i: b in self.reached)
-        leaders = Leaders(cluster, self, self)  # type: ignore[arg-type]
-        held = Held(1 << 20)
-        self.routing = Routing(cluster, self, leaders, self.holding, held, self.read_rules)  # type: ignore[arg-type]
+        self.me, self.brokers = BrokerRegistration(9, 1, "here"), dict.fromkeys((1, 2, 3))
+        world: Any = self
+        leaders = Leaders(world, world, world)
+        self.routing = Routing(world, world, leaders, self.holding, Held(1 << 20), self.read_rules)
+
+    def is_live(self, broker: int, _incarnation: int) -> bool:
+        return broker in self.reached
 
     async def read_rules(self) -> None:
         self.asked.append((9, "rules"))
@@ -55,8 +58,7 @@ class Played:
     # -- topics, the coordination service
 
     def find(self, name: str) -> Any:
-        found = SimpleNamespace(spec=SimpleNamespace(topic_id="id"), partitions=self.partitions)
-        return found if name in self.known else None
+        return Topic.of(TopicSpec(name, "id", ((1,),) * self.partitions)) if name in self.known else None
 
     async def looked_for(self, name: str) -> Any:
         if name not in ("t", "new"):
@@ -114,11 +116,6 @@ async def playing(**how: int) -> AsyncIterator[Played]:
     assert made.holding.bytes == 0, "what was held is free"
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - no event says so
-        await asyncio.sleep(0.01)
-
-
 PLACES = {
     "Produce": pb.ProduceHeader(topic="t", partition=3),
     "Fetch": pb.FetchRequest(topic="t", partition=3),
@@ -149,7 +146,7 @@ def test_a_request_to_a_leader_names_its_partition(name: str) -> None:
         assert empty in (None, ("", 0)), "a request that names none is no fault"
 
 
-@real_time
+@virtual_time
 async def test_a_call_goes_to_the_broker_that_is_named_while_that_can_be_reached() -> None:
     async with playing() as made:
         assert await made.cancel(to=3)
@@ -157,7 +154,7 @@ async def test_a_call_goes_to_the_broker_that_is_named_while_that_can_be_reached
         assert made.looks == 0, "nobody is asked who leads"
 
 
-@real_time
+@virtual_time
 async def test_a_call_goes_to_the_leader_if_none_is_named_or_that_one_is_gone() -> None:
     async with playing() as made:
         made.leader, made.reached = 2, {1, 2}
@@ -169,7 +166,7 @@ async def test_a_call_goes_to_the_leader_if_none_is_named_or_that_one_is_gone() 
 
 
 @pytest.mark.parametrize("leader", [1, None])
-@real_time
+@virtual_time
 async def test_rules_are_read_once_a_call_about_them_is_answered(leader: int | None) -> None:
     """Also where the coordination service is away for this proxy: what was asked for is done."""
     async with playing() as made:
@@ -182,7 +179,7 @@ async def test_rules_are_read_once_a_call_about_them_is_answered(leader: int | N
             assert made.asked == [(2, name)] + [(9, "rules")] * (name != "DeleteTopic")
 
 
-@real_time
+@virtual_time
 async def test_a_stream_of_a_member_that_names_a_broker_is_not_led_elsewhere_behind_the_members_back() -> None:
     """The member opens another at the next leader. If this one came there after that, it would end the newer one."""
     opening = said(pb.WorkRequest(sessions=[pb.SessionRequest(session=1, open=pb.WorkOpen(topic="t"))]))
@@ -205,7 +202,7 @@ async def test_a_stream_of_a_member_that_names_a_broker_is_not_led_elsewhere_beh
         assert heard == [opening, opening]
 
 
-@real_time
+@virtual_time
 async def test_a_call_about_no_partition_goes_to_any_broker_but_not_if_it_names_one_that_is_gone() -> None:
     async with playing() as made:
         made.reached = {2}
@@ -220,7 +217,7 @@ async def test_a_call_about_no_partition_goes_to_any_broker_but_not_if_it_names_
             await made.routing.ask(ANY, METHODS["Metadata"], NOTHING, later)
 
 
-@real_time
+@virtual_time
 async def test_a_topic_or_partition_that_is_not_there_is_for_another_broker_to_refuse() -> None:
     async with playing() as made:
         await made.cancel(partition=7)
@@ -230,23 +227,24 @@ async def test_a_topic_or_partition_that_is_not_there_is_for_another_broker_to_r
 
 
 @pytest.mark.parametrize("leader", [0, None, 3])
-@real_time
+@virtual_time
 async def test_a_request_is_held_until_there_is_a_leader(leader: int | None) -> None:
     """There is none, nobody can say, or it is dead and its session not yet over."""
     async with playing() as made:
         made.leader, made.reached = leader, {1, 2}
         held = [asyncio.create_task(made.cancel(to=3)) for _ in range(20)]
-        await until(lambda: made.holding.bytes >= 20 * REQUEST_BYTES)
+        await asyncio.sleep(LOOK_AGAIN_S / 2)
+        assert made.holding.bytes >= 20 * REQUEST_BYTES
         looks = made.looks
-        await until(lambda: made.looks > looks)
-        assert made.looks < looks + 20, "they share the looks"
+        await asyncio.sleep(LOOK_AGAIN_S)
+        assert looks < made.looks < looks + 20, "they share the looks"
         assert made.asked == []
         made.leader = 2
         await asyncio.gather(*held)
         assert made.asked == [(2, "CancelScheduled")] * 20
 
 
-@real_time
+@virtual_time
 async def test_a_request_that_a_former_leader_has_refused_is_held_and_asked_of_the_next() -> None:
     async with playing() as made:
         made.leader = 2
@@ -258,19 +256,20 @@ async def test_a_request_that_a_former_leader_has_refused_is_held_and_asked_of_t
             await made.cancel(to=1)
 
 
-@real_time
+@virtual_time
 async def test_a_request_for_answers_is_held_until_there_is_a_leader() -> None:
     async with playing() as made:
         made.leader = 0
         request = said(pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic="t", partition=1)]))
         held = asyncio.create_task(made.routing.answers(GONE, METHODS["WatchOffsets"], request, None, _drop))
-        await until(lambda: made.holding.bytes > 0)
+        await asyncio.sleep(1)
+        assert made.holding.bytes > 0
         made.leader = 3
         await held
         assert made.asked == [(3, "WatchOffsets")]
 
 
-@real_time
+@virtual_time
 async def test_answers_that_have_begun_are_not_asked_for_again() -> None:
     async with playing() as made:
         made.refusals = [NotLeader("no more")]
@@ -285,7 +284,7 @@ async def test_answers_that_have_begun_are_not_asked_for_again() -> None:
         assert sent == [request]
 
 
-@real_time
+@virtual_time
 async def test_beyond_the_time_of_the_request_it_is_refused() -> None:
     async with playing() as made:
         made.leader = 0
@@ -297,12 +296,13 @@ async def test_beyond_the_time_of_the_request_it_is_refused() -> None:
             await made.cancel(left_s=5 * LOOK_AGAIN_S)
 
 
-@real_time
+@virtual_time
 async def test_beyond_the_bound_nothing_more_is_held() -> None:
     async with playing(hold_max=2 * REQUEST_BYTES) as made:
         made.leader = 0
         held = asyncio.create_task(made.cancel())
-        await until(lambda: made.holding.bytes > 0)
+        await asyncio.sleep(1)
+        assert made.holding.bytes > 0
         with pytest.raises(NotLeader):
             await made.cancel()
         made.leader = 1
@@ -326,7 +326,7 @@ def _batch(partition: int, timeout_ms: int = 30_000) -> Said:
     return said(pb.ProduceHeader(topic="t", partition=partition, timeout_ms=timeout_ms), b"payload")
 
 
-@real_time
+@virtual_time
 async def test_a_stream_is_held_with_its_first_batch_and_its_order_stays() -> None:
     async with playing() as made:
         made.leader, made.reached = 0, {1, 2}
@@ -336,7 +336,8 @@ async def test_a_stream_is_held_with_its_first_batch_and_its_order_stays() -> No
             heard.append(answer)
 
         going = asyncio.create_task(made.routing.converse(3, METHODS["Produce"], saying.__aiter__(), None, send))
-        await until(lambda: made.holding.bytes > 0)
+        await asyncio.sleep(1)
+        assert made.holding.bytes > 0
         assert saying.said == 1, "what comes behind it waits at the client"
         made.leader = 2
         await going
@@ -344,7 +345,7 @@ async def test_a_stream_is_held_with_its_first_batch_and_its_order_stays() -> No
         assert heard == [_batch(number) for number in range(5)]
 
 
-@real_time
+@virtual_time
 async def test_a_batch_is_held_as_long_as_it_says_itself() -> None:
     async with playing() as made:
         made.leader = 0
@@ -357,7 +358,7 @@ async def _drop(_answer: Said) -> None:
     pass
 
 
-@real_time
+@virtual_time
 async def test_a_member_of_a_group_has_a_stream_of_its_own() -> None:
     async with playing() as made:
         wanted = [pb.SubscribePartition(topic="t", partition=0)]

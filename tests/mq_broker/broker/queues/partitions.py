@@ -4,17 +4,20 @@ is written is committed when the test says so."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from types import SimpleNamespace
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+
+from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.queues.group.gathering import Gathering
 from mq_broker.broker.queues.group.requests import Asking, Item, Lent, Settling
 from mq_broker.broker.queues.policy.declared import Queue
 from mq_broker.broker.queues.policy.ordering import ByKey
 from mq_broker.broker.queues.policy.policy import Policy
-from mq_broker.core.entries import Append, Attributes, Entry, Operation, Trim, Work
+from mq_broker.coordination.interface import TopicSpec
+from mq_broker.core.entries import Append, Attributes, Entry, Operation, Stage, TransactionKey, Trim, Work
 from mq_broker.core.machine.admission import Admit, judge
 from mq_broker.core.machine.admission import Answer as Answered
 from mq_broker.core.machine.machine import PartitionMachine
@@ -27,22 +30,39 @@ from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Begin, LeaseId, Step
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import NotLeader, TritonMQError
+from mq_protocol.arrow import encode_batch, schema_to_bytes
+from mq_protocol.errors import NotLeader, TritonMQError, UnknownTopic
 from mq_protocol.queues.settings import QueueSettings
 
 EPOCH = 3
 BYTES_PER_RECORD = 10
 
 
-class Led:
-    """Partition 0 of topic `t`. `proposed`: every entry that was asked for; `refuses`: what new ones are refused with.
-    `keeps_up`: entries are committed in the turn in which they are asked for."""
+TOPIC = Topic.of(TopicSpec("t", "0" * 32, ((1,),)))
 
-    def __init__(self, records: int = 0) -> None:
-        self.name, self.number = "t-0", 0
-        self.topic = SimpleNamespace(spec=SimpleNamespace(name="t", topic_id="id"))
+
+@dataclass
+class Replica:
+    """As the core shows it."""
+
+    machine: PartitionMachine
+    leader_epoch: int = EPOCH
+    trimming: bool = False
+    last_index: int = 0
+
+
+class Led:
+    """A partition of topic `t`. `proposed`: every entry of a group that was asked for; `refuses`: what new ones are
+    refused with. `keeps_up`: entries are committed in the turn in which they are asked for. `reads`: what was read;
+    `unreadable`: what reads are refused with, one after another."""
+
+    def __init__(self, records: int = 0, topic: Topic = TOPIC, number: int = 0) -> None:
+        self.name, self.number, self.topic = f"t-{number}", number, topic
         self.machine = PartitionMachine(WindowBounds(1_000, None))
-        self.replica = SimpleNamespace(leader_epoch=EPOCH, machine=self.machine, trimming=False, last_index=0)
+        self.replica = Replica(self.machine)
+        self.unreadable: list[TritonMQError] = []
+        self.reads: list[tuple[int, int]] = []
+        self._payloads: dict[int, bytes] = {}
         self.index = OffsetIndex()
         self.observers: set[Callable[[], None]] = set()
         self.serving, self.closed = True, False
@@ -64,6 +84,12 @@ class Led:
     def next_offset(self) -> int:
         return self.machine.next_offset
 
+    def offsets(self) -> pb.PartitionOffsets:
+        start, end = self.machine.log_start_offset, self.next_offset
+        return pb.PartitionOffsets(
+            partition=self.number, log_start_offset=start, log_end_offset=end, leader_epoch=self.epoch
+        )
+
     def not_leader(self) -> NotLeader:
         return NotLeader("t-0 is led by broker 2: ask there", 2, EPOCH + 1)
 
@@ -77,6 +103,19 @@ class Led:
             assert isinstance(change, Published)
             self.index.append(change)
         self.tell()
+
+    def put(self, rows: pa.RecordBatch | bytes, records: int = 0) -> None:
+        """A batch becomes readable, with its rows; or so many records in bytes that are no batch."""
+        payload = rows if isinstance(rows, bytes) else encode_batch(rows).to_pybytes()
+        self._payloads[self.next_offset] = payload
+        self.append(records or rows.num_rows)  # type: ignore[union-attr]
+
+    def read(self, start: int, end: int, bytes_max: int) -> list[tuple[Published, memoryview]]:
+        self.reads.append((start, end))
+        if self.unreadable:
+            raise self.unreadable.pop(0)
+        found = self.index.range(start, end, bytes_max)
+        return [(each, memoryview(self._payloads[each.base_offset])) for each in found]
 
     def trim(self, start: int) -> None:
         """Retention drops what is before."""
@@ -95,14 +134,19 @@ class Led:
         self._last += 1
         self.machine.apply(Entry(self._last, epoch, 0, Work(group, life, steps)))
 
+    def stage(self, uuid: bytes, key: TransactionKey, run: str) -> None:
+        """A batch is staged, and nobody has decided it."""
+        self._last += 1
+        self.machine.apply(Entry(self._last, self.epoch, 0, Stage(key, 0, run), uuid, 1, BYTES_PER_RECORD))
+
     def propose(self, operation: Operation, on_reply: Callable[[Result], None], _deadline: float) -> None:
-        assert isinstance(operation, Work)
         if self.refuses is not None:
             on_reply(Refused(self.refuses))
             return
         verdict = judge(Propose(1, operation, 0), self.machine, self._overlay, 1)
         if isinstance(verdict, Admit):
-            self.proposed.append(operation)
+            if isinstance(operation, Work):
+                self.proposed.append(operation)
             self._last += 1
             entry = Entry(self._last, self.epoch, 0, operation)
             self._overlay.add(entry)
@@ -117,6 +161,15 @@ class Led:
                 asyncio.get_running_loop().call_soon(on_reply, verdict.result)
             else:
                 self._doubtful.append(on_reply)
+
+    async def ask(self, operation: Operation, deadline: float) -> Done:
+        answered: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self.propose(operation, answered.set_result, deadline)
+        result = await answered
+        if isinstance(result, Refused):
+            raise result.error
+        assert isinstance(result, Done)
+        return result
 
     def why_not(self, _operation: Operation) -> TritonMQError | None:
         return self.refuses
@@ -139,7 +192,9 @@ class Led:
         tail, self._tail = self._tail[:entries], self._tail[entries:]
         for entry, on_reply in tail:
             self._overlay.remove(entry)
-            self.machine.apply(entry)
+            for change in self.machine.apply(entry):
+                if isinstance(change, Trimmed):
+                    self.index.trim(change.log_start_offset)
             on_reply(Done(entry.index))
         if not self._tail:
             self.confirm()
@@ -230,12 +285,15 @@ class Group:
     that there are records for the dead-letter topic; `refused`: with each entry that was. `keys`: what is known of an
     order by key."""
 
-    def __init__(self, records: int = 100, **settings: Any) -> None:
-        self.led: Any = Led(records)
+    def __init__(self, records: int = 100, led: Led | None = None, **settings: Any) -> None:
+        self.led: Any = led or Led(records)
         self.led.apply("g", 1, Begin(0))
         self.queue: Queue | None = Queue("g", 1, 0, QueueSettings(**settings))
         self.ms, self.us = 1_000_000, 1_000_000_000
         self.told_of_doomed: list[Gathering] = []
+        self.on_doomed: Callable[[Gathering], None] = self.told_of_doomed.append
+        self.on_outbox: Callable[[Gathering, WorkState], None] = lambda *_: None
+        self.on_rows: Callable[[Gathering, Policy], None] = self._read
         self.refused: list[TritonMQError] = []
         self.gathering = self._gathering()
         self.key_of: Callable[[int], int | None] = lambda _: None
@@ -251,8 +309,9 @@ class Group:
             lambda: self.us,
             lambda: None,
             lambda: False,
-            on_doomed=self.told_of_doomed.append,
-            on_rows=self._read,
+            on_outbox=lambda *told: self.on_outbox(*told),
+            on_doomed=lambda told: self.on_doomed(told),
+            on_rows=lambda *told: self.on_rows(*told),
             on_refused=lambda _, error: self.refused.append(error),
         )
 
@@ -319,6 +378,103 @@ class Group:
             member = self.state.leases[lease].member
             found[member] = (*found.get(member, ()), *self.state.settled.missing(first, end))
         return found
+
+
+class Declares:
+    """That `g` is a queue group, with these settings."""
+
+    def __init__(self) -> None:
+        self.settings = QueueSettings()
+
+    def find(self, *_: object) -> Queue:
+        return Queue("g", 1, 0, self.settings)
+
+    get = find
+
+
+class Around:
+    """The rooms around that of queues: tasks, topics, partitions that are led here (`leds`), and leaders elsewhere.
+    `asked`: of those, method and request; `says`: what they answer a method next, an error or None, and then all is
+    well; `holds`: a method whose answer waits. `unknown`: topics that this broker has not heard of; `gone`: that are no
+    more."""
+
+    def __init__(self, *topics: Topic) -> None:
+        self.topics = list(topics)
+        self.leds: list[Any] = []
+        self.on_role: list[Callable[[Any], None]] = []
+        self.ms = 1_000_000
+        self.asked: list[tuple[str, Any]] = []
+        self.says: dict[str, list[TritonMQError | None]] = {}
+        self.holds: dict[str, asyncio.Event] = {}
+        self.answers: dict[str, Any] = {}
+        self.on_ask: Callable[[str, Any], None] = lambda *_: None
+        self.unknown: set[str] = set()
+        self.gone: set[str] = set()
+        self.on_get: Callable[[str], None] = lambda _: None
+        self.on_renewed: Callable[[Topic], None] = lambda _: None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    publish = discard = stage = None  # how it is done here: all of it is asked
+
+    def of(self, method: str) -> list[Any]:
+        """What was asked by that method."""
+        return [request for asked, request in self.asked if asked == method]
+
+    def spawn(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def leader(self, _topic: Topic, number: int) -> Any:
+        return next(led for led in self.leds if led.number == number)
+
+    partition = leader
+
+    def partitions_of(self, _changed: object) -> list[Any]:
+        return self.leds
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def with_id(self, topic_id: str) -> Topic | None:
+        known = [each for each in self.topics if each.spec.topic_id == topic_id]
+        return known[0] if known and topic_id not in self.unknown | self.gone else None
+
+    async def get(self, name: str) -> Topic:
+        self.on_get(name)
+        known = [each for each in self.topics if each.spec.name == name and each.spec.topic_id not in self.gone]
+        if not known:
+            raise UnknownTopic(f"there is no topic {name}")
+        return known[0]
+
+    async def renewed(self, topic: Topic) -> Topic:
+        self.on_renewed(topic)
+        return await self.get(topic.spec.name)
+
+    async def make_like(self, source: Topic, name: str, schema: pa.Schema, _deadline: float) -> Topic:
+        columns = schema_to_bytes(schema) if source.spec.schema else b""
+        made = Topic.of(TopicSpec(name, f"{len(self.topics):032}", source.spec.assignment, columns))
+        self.topics.append(made)
+        return made
+
+    async def meant(self, name: str, _topic_id: str) -> Topic:
+        return await self.get(name)
+
+    async def is_gone(self, topic_id: str) -> bool:
+        return topic_id in self.gone
+
+    async def ask_leader(self, name: str, number: int, method: str, request: Any, response: Any, *_: object) -> Any:
+        assert (request.topic, request.partition) == (name, number)
+        self.asked.append((method, request))
+        self.on_ask(method, request)
+        if method in self.holds:
+            await self.holds[method].wait()
+        answers = self.says.get(method, [])
+        error = answers.pop(0) if answers else None
+        if error is not None:
+            raise error
+        return self.answers.get(method, response())
 
 
 async def lease_of(group: Group, member: str, records: int, **fields: Any) -> LeaseId:

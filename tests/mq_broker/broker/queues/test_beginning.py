@@ -15,7 +15,6 @@ import pytest
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic
-from mq_broker.broker.queues import beginning
 from mq_broker.broker.queues.beginning import Beginning
 from mq_broker.broker.queues.policy.declared import Declared
 from mq_broker.broker.queues.working import Working
@@ -30,8 +29,8 @@ from mq_protocol.errors import (
     UnknownQueue,
     WrongGroupKind,
 )
-from tests.coroutines import real_time
-from tests.mq_broker.broker.host.test_shell import HERE, ID, leading, shell, until
+from tests.coroutines import virtual_time
+from tests.mq_broker.broker.host.test_shell import HERE, ID, later, leading, shell
 
 
 class World:
@@ -76,7 +75,7 @@ async def led(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
-@real_time
+@virtual_time
 async def test_a_group_is_told_which_offsets_a_recovery_left_out(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         machine, index = world.partition.replica.machine, world.partition.index
@@ -84,40 +83,43 @@ async def test_a_group_is_told_which_offsets_a_recovery_left_out(tmp_path: Path)
         index.skip(10, 1 << 40)
         machine.next_offset = 1 << 40
         world.store(g=QueueSpec(3))
-        await until(lambda: world.lives() == {"g": 3})
+        await later()
+        assert world.lives() == {"g": 3}
         assert list(machine.work["g"].settled.missing(0, 1 << 40)) == [(0, 10)], "the others are nobody's"
 
 
-@real_time
+@virtual_time
 async def test_groups_begin_and_end_and_one_that_is_declared_anew_knows_nothing_of_the_former(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         world.store(g=QueueSpec(3), h=QueueSpec(4))
-        await until(lambda: world.lives() == {"g": 3, "h": 4})
+        await later()
+        assert world.lives() == {"g": 3, "h": 4}
         world.store(h=QueueSpec(4), g=QueueSpec(5))
-        await until(lambda: world.lives() == {"g": 5, "h": 4})
+        await later()
+        assert world.lives() == {"g": 5, "h": 4}
         world.store(h=QueueSpec(4))
-        await until(lambda: world.lives() == {"h": 4})
+        await later()
+        assert world.lives() == {"h": 4}
 
 
-@real_time
+@virtual_time
 async def test_a_group_that_has_begun_writes_nothing_more(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         world.store(g=QueueSpec(3))
-        await until(lambda: world.lives() == {"g": 3})
+        await later()
+        assert world.lives() == {"g": 3}
         last = world.partition.replica.last_index
         for paused in ("true", "false"):
             world.store(g=QueueSpec(3, settings={"paused": paused}))
-            await asyncio.sleep(0)
+            await later()
         world.store(g=QueueSpec(3), h=QueueSpec(4))
-        await until(lambda: world.lives() == {"g": 3, "h": 4})
+        await later()
+        assert world.lives() == {"g": 3, "h": 4}
         assert world.partition.replica.last_index == last + 1, "the beginning of the other one"
 
 
-@real_time
-async def test_a_life_that_this_broker_has_not_read_of_is_not_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(beginning, "AGAIN_S", 0.01)
+@virtual_time
+async def test_a_life_that_this_broker_has_not_read_of_is_not_ended(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         world.store(read=False, g=QueueSpec(3))
         deadline = asyncio.get_running_loop().time() + 10
@@ -125,18 +127,20 @@ async def test_a_life_that_this_broker_has_not_read_of_is_not_ended(
         await world.partition.ask(begun, deadline)  # by a former leader, which knew more
         world.reachable = False
         world.beginning.topics_changed()
-        await until(lambda: world.asked > 1)
+        await later()
+        assert world.asked > 1
         assert world.lives() == {"g": 3}, "nobody can say"
         world.reachable, asked = True, world.asked
-        await until(lambda: world.asked > asked)
-        await asyncio.sleep(0)
+        await later()
+        assert world.asked > asked
         assert world.lives() == {"g": 3}, "it is declared"
         world.stored = Topic.of(replace(world.stored.spec, queues={}))
         world.beginning.topics_changed()
-        await until(lambda: world.lives() == {})
+        await later()
+        assert world.lives() == {}
 
 
-@real_time
+@virtual_time
 async def test_who_asks_for_a_group_is_told_its_settings_or_what_to_do(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         later = QueueSpec(4, settings={"newer": "1"})

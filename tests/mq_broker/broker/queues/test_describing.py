@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,12 +21,13 @@ from mq_broker.broker.queues.policy.declared import Declared
 from mq_broker.broker.queues.sweeping import Sweeping
 from mq_broker.broker.queues.working import Working
 from mq_broker.coordination.interface import QueueSpec
-from mq_broker.core.entries import Append, Work
+from mq_broker.core.entries import Append, Entry, Work
+from mq_broker.core.messages import Published
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Reject, Return, Step
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, UnknownQueue, WrongGroupKind
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.host.test_shell import HERE, ID, leading, shell
 
 TOPIC = Topic.of(replace(HERE.spec, queues={"g": QueueSpec(3, settings={"delivery_limit": "2"})}, queue_lives=3))
@@ -87,17 +87,10 @@ async def led(tmp_path: Path) -> AsyncIterator[World]:
 def _append(partition: Partition, records: int) -> None:
     """Records without bytes: nobody reads them here."""
     machine, index = partition.replica.machine, partition.index
-    (published,) = machine.apply(
-        SimpleNamespace(  # type: ignore[arg-type]
-            operation=Append(),
-            index=partition.replica.last_index,
-            record_count=records,
-            timestamp_us=7_000,
-            payload_bytes=1,
-            decoded_bytes=1,
-            uuid=bytes(16),
-        )
-    )
+    replica = partition.replica
+    entry = Entry(replica.last_index, replica.leader_epoch, 7_000, Append(), bytes(16), records, 1, 1)
+    (published,) = machine.apply(entry)
+    assert isinstance(published, Published)
     index.append(published)
 
 
@@ -110,7 +103,7 @@ async def one_of_each(world: World) -> None:
     await world.write(Return(((30, 31),), True))
 
 
-@real_time
+@virtual_time
 async def test_runs_are_listed_by_state_and_a_page_goes_on_after_the_one_before(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         await one_of_each(world)
@@ -136,7 +129,7 @@ async def test_runs_are_listed_by_state_and_a_page_goes_on_after_the_one_before(
         assert (parked.error, parked.failures) == ("boom", 1)
 
 
-@real_time
+@virtual_time
 async def test_who_cannot_be_told_is_told_why(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         with pytest.raises(UnknownQueue):
@@ -153,7 +146,7 @@ async def test_who_cannot_be_told_is_told_why(tmp_path: Path) -> None:
         assert (await world.told()).life == 0, "the declared life has not begun"
 
 
-@real_time
+@virtual_time
 async def test_what_nobody_has_is_purged_and_what_is_leased_stays(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         await one_of_each(world)
@@ -165,7 +158,7 @@ async def test_what_nobody_has_is_purged_and_what_is_leased_stays(tmp_path: Path
         assert world.partition.replica.last_index == last, "nothing is written for nothing"
 
 
-@real_time
+@virtual_time
 async def test_what_is_parked_is_ready_again_as_if_it_had_never_failed(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         await world.write(Lease(((30, 40),), "a"), Return(((32, 35),), True, 0, "boom"))
@@ -177,7 +170,7 @@ async def test_what_is_parked_is_ready_again_as_if_it_had_never_failed(tmp_path:
         assert await world.swept(redrive=True) == 0
 
 
-@real_time
+@virtual_time
 async def test_a_sweep_goes_into_an_entry_behind_the_one_that_is_on_its_way(tmp_path: Path) -> None:
     async with led(tmp_path) as world:
         await one_of_each(world)

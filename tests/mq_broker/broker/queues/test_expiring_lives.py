@@ -9,6 +9,9 @@ import pytest
 
 from mq_broker.broker.queues.policy import dropping, expiring, lives
 from mq_broker.broker.queues.policy.expiring import Expiring, Fate, covering
+from mq_broker.core.entries import Attributes, Entry, Publish, Stage, TransactionKey
+from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Published
 from mq_broker.core.work.settling import Failed, Rejected, Release
 from mq_broker.core.work.state import WorkState
@@ -25,6 +28,15 @@ def group_of(*lives_ms: int, records: int = 5, **settings: Any) -> Group:
     for ttl_ms in lives_ms:
         group.led.append(records, at_us=group.us, ttl_ms=ttl_ms)
     return group
+
+
+def test_a_life_counts_from_when_a_batch_gets_its_offsets_and_not_from_when_it_was_staged() -> None:
+    machine, key = PartitionMachine(WindowBounds(100)), TransactionKey("query", "t")
+    staged = Stage(key, 0, "run", Attributes(ttl_ms=5_000))
+    machine.apply(Entry(1, 1, 1_000_000, staged, b"u" * 16, 10, 100, 100))
+    [published] = machine.apply(Entry(2, 1, 90_000_000, Publish(key, 0, (b"u" * 16,))))
+    assert isinstance(published, Published)
+    assert published.expires_us == 90_000_000 + 5_000 * 1_000
 
 
 def dropped(group: Group) -> int:

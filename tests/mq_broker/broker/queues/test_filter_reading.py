@@ -7,24 +7,25 @@ import gc
 import weakref
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
 
+from mq_broker.broker.metadata.topics import Topic
+from mq_broker.broker.queues.group.gathering import Gathering
 from mq_broker.broker.queues.group.row_reading import RowReading, unfit_of
-from mq_broker.broker.queues.policy.sieve import Sieve
-from mq_broker.core.work.state import WorkState
+from mq_broker.broker.queues.policy.policy import Policy
+from mq_broker.coordination.interface import TopicSpec
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
+from mq_protocol.arrow import RECORD_SCHEMA, encode_batch, schema_to_bytes
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import FILTER_CHARACTERS_MAX, FILTER_DEPTH_MAX, FILTER_NUMBER_CHARACTERS_MAX
 from mq_protocol.queues.columns import bound_filter
-from tests.coroutines import real_time, virtual_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, queue, ranges
+from tests.mq_broker.broker.queues.partitions import Around, Group, Led, lease_of, offsets
 
 NUMBERS = pa.schema([("n", pa.int64())])
 
@@ -110,26 +111,24 @@ async def test_a_filter_that_the_topic_cannot_have_is_refused(
             await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
 
 
-@real_time
+@virtual_time
 async def test_a_filter_that_nobody_goes_by_any_more_is_not_kept() -> None:
-    async def read_once() -> weakref.ref[Sieve]:
-        sieve, tasks = Sieve(WorkState(1, 0), "n > 5"), []
-        stored = SimpleNamespace(base_offset=0, record_count=2, timestamp_us=0), memoryview(numbers(1, 9))
-        topic = SimpleNamespace(schema=NUMBERS, spec=SimpleNamespace(schema=b"columns"))
-        partition: Any = SimpleNamespace(name="t-0", next_offset=2, topic=topic, read=lambda *_: [stored])
-        policy: Any = SimpleNamespace(ready=None, wanting=lambda: [sieve])
-        gathering: Any = SimpleNamespace(group="g", partition=partition, reads=lambda _: True, wake=lambda: None)
-        spawned.side_effect = lambda work, name: tasks.append(asyncio.create_task(work, name=name)) or tasks[-1]
-        reading.look(gathering, policy)
-        await asyncio.gather(*tasks)
-        assert sieve.read_to == 2
-        spawned.side_effect = None
-        return weakref.ref(sieve)
+    led = Led(topic=Topic.of(TopicSpec("t", "0" * 32, ((1,),), schema_to_bytes(NUMBERS))))
+    led.put(numbers(1, 9, 2, 3), 4)
+    around: Any = Around(led.topic)
+    reading, filters = RowReading(around, around), []
 
-    spawned = Mock()
-    reading = RowReading(Mock(spawn=spawned), Mock())
-    left = await read_once()
-    spawned.reset_mock()
+    def look(gathering: Gathering, policy: Policy) -> None:
+        filters.extend(map(weakref.ref, policy.wanting()))
+        reading.look(gathering, policy)
+
+    group = Group(led=led, filter="n > 5")
+    group.on_rows = look
+    asking = group.ask("m", 10)
+    await asyncio.sleep(60)
+    assert (offsets(asking), len(filters)) == ([(1, 2)], 1)
+    group.declare(filter="")
+    led.put(numbers(1), 1)
+    await lease_of(group, "m", 10)
     gc.collect()
-    reading.close()
-    assert left() is None
+    assert filters[0]() is None

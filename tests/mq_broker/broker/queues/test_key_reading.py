@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.queues.group.row_reading import RowReading, hashed
-from mq_broker.broker.queues.policy.ordering import ByKey
-from mq_broker.core.work.state import WorkState
+from mq_broker.broker.queues.policy.ordering import READ_AT_ONCE
+from mq_broker.coordination.interface import TopicSpec
+from mq_broker.core.work.steps import Accept
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
-from mq_protocol.errors import InvalidSetting
+from mq_protocol.arrow import RECORD_SCHEMA, encode_batch, schema_to_bytes
+from mq_protocol.errors import InvalidSetting, NotEnoughReplicas, OffsetOutOfRange
 from mq_protocol.queues.columns import keys_of
+from mq_protocol.queues.settings import Order
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, queue, ranges
+from tests.mq_broker.broker.queues.partitions import Around, Group, Led, offsets
 
 SEED = b"s" * 32
 
@@ -110,39 +113,87 @@ async def refused(broker: Broker, settings: dict[str, str], change: pb.QueueChan
         await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g", settings=settings, change=change))
 
 
+# ---------------------------------------------------------------- piece by piece, for a group of a partition
+
+
+class World:
+    """Queue group `g`, whose records are in the order of their keys, read by a reader of a broker's own."""
+
+    def __init__(self, led: Led, **settings: Any) -> None:
+        self.around: Any = Around(led.topic)
+        self.reading = RowReading(self.around, self.around)
+        self.group = Group(led=led, order=Order.KEY, **settings)
+        self.group.on_rows = self.reading.look
+
+    async def lent(self, member: str, records_max: int) -> list[tuple[int, int]]:
+        """Within a minute."""
+        asking = self.group.ask(member, records_max)
+        await asyncio.sleep(60)
+        return offsets(asking) if asking.answered.done() else []
+
+    @property
+    def alarm(self) -> str:
+        return self.reading.alarm("t-0", "g")
+
+
+def of_one_record_each(*keys: bytes) -> Led:
+    led = Led()
+    for key in keys:
+        led.put(records(key))
+    return led
+
+
+@pytest.mark.parametrize("told", [2, 0, -1])
+@virtual_time
+async def test_records_that_are_gone_are_passed_over(told: int) -> None:
+    led = of_one_record_each(b"a", b"b", b"c", b"c")
+    world = World(led)
+    led.unreadable = [OffsetOutOfRange("dropped", told)]
+    known = max(told, 1)
+    assert [*await world.lent("m", 10), *await world.lent("other", 10)] == [(0, known), (known, 4)]
+    assert [first for first, _ in led.reads][:2] == [0, known]
+
+
+@virtual_time
+async def test_why_keys_cannot_be_read_is_told_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(of_one_record_each(b"a"))
+    world.group.led.unreadable = [NotEnoughReplicas("one")] * 3 + [NotEnoughReplicas("two")] * 1_000
+    assert await world.lent("m", 1) == []
+    assert "keys of records cannot be read, so nothing is lent: two" in world.alarm
+    warned = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert [text.rpartition(": ")[2] for text in warned] == ["one", "two"]
+    world.group.led.unreadable.clear()
+    assert await world.lent("m", 1) == [(0, 1)]
+    assert world.alarm == ""
+
+
+@virtual_time
+async def test_the_rest_of_a_batch_that_is_too_long_to_be_looked_at_at_once_has_keys_too() -> None:
+    rest = READ_AT_ONCE + 500  # in the second batch
+    keys = [b"%d" % at for at in range(2 * READ_AT_ONCE)]
+    keys[5] = keys[rest]
+    led = Led()
+    for first in range(0, len(keys), 6_000):
+        led.put(records(*keys[first : first + 6_000]))
+    world = World(led)
+    led.apply("g", 1, Accept(((0, 5), (6, rest - 10))))
+    assert await world.lent("m", 1) == [(5, 6)]
+    assert await world.lent("other", 20) == [(rest - 10, rest), (rest + 1, rest + 11)]
+
+
 @virtual_time
 async def test_a_batch_of_columns_that_were_added_is_noticed_wherever_it_lies() -> None:
     """A producer that knows the former columns alone may come after one that knows more."""
     former = pa.schema([("n", pa.int64())])
     present = pa.schema([*former, ("m", pa.int64())])
-
-    class Topics:
-        async def renewed(self, topic: Any) -> None:
-            topic.schema = present
-
-    def stored(base: int, schema: pa.Schema) -> tuple[Any, memoryview]:
-        rows = pa.RecordBatch.from_pylist([{"n": 1, "m": 1}, {"n": 2, "m": 2}], schema=schema)
-        return SimpleNamespace(base_offset=base, record_count=2, timestamp_us=0), memoryview(encode_batch(rows))
-
-    def read(*_: int) -> list[tuple[Any, memoryview]]:
-        asked.append(topic.schema)
-        return [stored(0, former), stored(2, present), stored(4, former)]
-
-    asked: list[pa.Schema] = []
-    tasks: list[asyncio.Task[None]] = []
-    topic = SimpleNamespace(schema=former, spec=SimpleNamespace(schema=b"columns"))
-    partition: Any = SimpleNamespace(name="t-0", next_offset=6, topic=topic, read=read)
-    keys = ByKey(WorkState(1, 0), 3, "m")
-    policy: Any = SimpleNamespace(ready=keys, wanting=list)
-    gathering: Any = SimpleNamespace(group="g", partition=partition, reads=lambda _: len(asked) < 5, wake=lambda: None)
-
-    def spawn(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        tasks.append(asyncio.create_task(work, name=name))
-        return tasks[-1]
-
-    shell: Any = SimpleNamespace(spawn=spawn)
-    reading = RowReading(shell, Topics())  # type: ignore[arg-type]
-    reading.look(gathering, policy)
-    await asyncio.gather(*tasks)
-    reading.close()
-    assert (asked, keys.read_to, reading.alarm("t-0", "g")) == ([former, present], 6, "")
+    old, new = (
+        Topic.of(TopicSpec("t", "0" * 32, ((1,),), schema_to_bytes(schema), earlier=earlier))
+        for schema, earlier in ((former, ()), (present, (1,)))
+    )
+    led = Led(topic=old)
+    for schema in (former, present, former):
+        led.put(pa.RecordBatch.from_pylist([{"n": 1, "m": 1}, {"n": 2, "m": 2}], schema=schema))
+    world = World(led, order_by="m")
+    world.around.on_renewed = lambda _: setattr(led, "topic", new)
+    assert await world.lent("m", 10) == [(0, 6)]
+    assert (world.group.state.leased, world.alarm, led.topic) == (6, "", new)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.queues.lent_rows import BATCHES_MAX, RANGES_MAX, ROWS_BYTES_MAX, lent_rows
+from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.messages import Published
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.arrow import decode_batch, encode_batch
+from mq_protocol.arrow import decode_batch, encode_batch, schema_to_bytes
 from mq_protocol.errors import StorageFailed
 
 SCHEMA = pa.schema([("n", pa.int64())])
 FAR = 1 << 30
+
+
+def topic_of(schema: pa.Schema) -> Topic:
+    return Topic.of(TopicSpec("t", "0" * 32, ((1,),), schema_to_bytes(schema)))
 
 
 class Partition:
@@ -27,7 +33,7 @@ class Partition:
     def __init__(self, *counts: int, decoded_bytes: int = 0, compression: str | None = None) -> None:
         self.closed = False
         self.reads = 0
-        self.topic = SimpleNamespace(schema=SCHEMA)
+        self.topic = topic_of(SCHEMA)
         self.index = OffsetIndex()
         self.payloads: list[memoryview] = []
         for number, (base, end) in enumerate(pairwise(np.cumsum([0, *counts]).tolist())):
@@ -41,9 +47,6 @@ class Partition:
         batches = self.index.range(start, end, bytes_max)
         self.reads += len(batches)
         return [(batch, self.payloads[batch.index - 1]) for batch in batches]
-
-
-Nowhere: Any = SimpleNamespace(closed=False)
 
 
 def rows(partition: Any, *ranges: tuple[int, int], bytes_max: int = FAR) -> list[list[int]]:
@@ -78,7 +81,7 @@ KINDS = pa.RecordBatch.from_pydict(
 @pytest.mark.parametrize("places", [range(1, 4), range(7, 9), range(31, 32), (1, 3, 9)])
 def test_rows_of_every_kind_of_column_are_those_that_were_lent(places: Sequence[int]) -> None:
     partition = Partition(KINDS.num_rows)
-    partition.topic.schema = KINDS.schema
+    partition.topic = topic_of(KINDS.schema)
     partition.payloads = [memoryview(encode_batch(KINDS))]
     [(_, payload)] = lent_rows(partition, [(place, place + 1) for place in places], FAR)  # type: ignore[arg-type]
     sent = decode_batch(payload, KINDS.schema)
@@ -96,7 +99,8 @@ def test_nothing_goes_that_takes_more_than_is_wanted_or_than_a_turn_may_cost() -
     assert rows(partition, (5, 10), bytes_max=499) == []
     assert rows(partition, (5, 10), bytes_max=0) == []
     assert partition.reads == 2, "nothing was read in vain"
-    assert lent_rows(Nowhere, [(0, 1)], 0) == [], "nothing was looked up for who wants none"
+    assert rows(partition, (0, 1), bytes_max=0) == []
+    assert partition.reads == 2, "nothing was looked up for who wants none"
     large = Partition(100, 100, decoded_bytes=ROWS_BYTES_MAX // 2)
     assert len(rows(large, (0, 1), (150, 151))) == 2
     large = Partition(100, 100, decoded_bytes=ROWS_BYTES_MAX // 2 + 1)
@@ -122,9 +126,9 @@ def test_rows_that_cannot_be_read_are_left_for_the_member_to_fetch(monkeypatch: 
     partition.payloads[1] = partition.payloads[1][:40]
     assert rows(partition, (13, 14)) == []
     partition = Partition(10)
-    partition.topic.schema = pa.schema([("n", pa.int64()), ("m", pa.int64())])
+    partition.topic = topic_of(pa.schema([("n", pa.int64()), ("m", pa.int64())]))
     assert len(lent_rows(partition, [(3, 4)], FAR)) == 1  # type: ignore[arg-type]
-    partition.topic.schema = pa.schema([])
+    partition.topic = replace(partition.topic, schema=pa.schema([]))
     assert lent_rows(partition, [(3, 4)], FAR) == [], "columns that this broker has not heard of"  # type: ignore[arg-type]
     partition = Partition(10)
     partition.closed = True

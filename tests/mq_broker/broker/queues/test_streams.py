@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,17 +12,15 @@ import pytest
 from mq_broker.broker.queues import sessions as sessions_module
 from mq_broker.broker.queues.asked import Asked
 from mq_broker.broker.queues.letters.outputs import Outputs
-from mq_broker.broker.queues.policy.declared import Queue
 from mq_broker.broker.queues.sessions import ANSWER_BYTES, Sessions
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.memory import COPIES_SENT, Held
 from mq_broker.core.work.steps import Begin
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import StorageFailed
-from mq_protocol.queues.settings import QueueSettings
 from mq_protocol.wire.envelope import Envelope
 from tests.coroutines import real_time
-from tests.mq_broker.broker.queues.partitions import Led, rounds
+from tests.mq_broker.broker.queues.partitions import Around, Declares, Led, rounds
 
 NOBODYS = pb.LeaseId(leader_epoch=1, entry=1)
 
@@ -38,12 +35,13 @@ class World:
         self.led.apply("g", 1, Begin(0))
         self.led.read = self._unreadable
         self.held = Held(1 << 30)
-        queue = Queue("g", 1, 0, QueueSettings())
-        shell: Any = SimpleNamespace(on_role=[], now_ms=lambda: 1_000_000, leader=lambda *_: self.led)
-        declared: Any = SimpleNamespace(find=lambda *_: queue, get=lambda *_: queue)
-        topics: Any = SimpleNamespace(get=self._get)
-        working = Working(shell, declared, lambda: 1)
-        self.sessions = Sessions(Asked(shell, topics, declared), working, Outputs(topics, shell), self.held)
+        around, declared = Around(self.led.topic), Declares()
+        around.leds = [self.led]
+        here: Any = around
+        declares: Any = declared
+        self.sessions = Sessions(
+            Asked(here, here, declares), Working(here, declares, lambda: 1), Outputs(here, here), self.held
+        )
         self.reads, self.goes = asyncio.Event(), asyncio.Event()
         self.heard = 0
         self.sent: list[Envelope[pb.WorkHeader]] = []
@@ -52,9 +50,6 @@ class World:
     @staticmethod
     def _unreadable(*_: object) -> None:
         raise StorageFailed("rows are fetched by the member")
-
-    async def _get(self, _name: str) -> Any:
-        return self.led.topic
 
     def says(self, *sessions: pb.SessionRequest) -> asyncio.Task[None]:
         """Each in a message of its own; then the client says nothing until it `goes`."""

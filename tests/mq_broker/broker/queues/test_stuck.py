@@ -18,7 +18,7 @@ from mq_broker.broker.queues.stuck import STUCK_MS, Stuck
 from mq_broker.coordination.interface import QueueSpec
 from mq_broker.core.work.steps import Accept, Lease
 from mq_broker.measured import ALARMS
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.test_describing import TOPIC, World, led
 
 
@@ -48,7 +48,7 @@ async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
         yield Watched(world)
 
 
-@real_time
+@virtual_time
 async def test_ready_records_that_members_ask_for_and_nobody_is_lent_are_an_alarm_after_a_minute(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -71,7 +71,7 @@ async def test_ready_records_that_members_ask_for_and_nobody_is_lent_are_an_alar
         assert seen.later(1) == ""
 
 
-@real_time
+@virtual_time
 async def test_what_has_no_reason_to_move_is_no_alarm(tmp_path: Path) -> None:
     async with watched(tmp_path / "a") as seen:
         seen.asks = False
@@ -82,7 +82,7 @@ async def test_what_has_no_reason_to_move_is_no_alarm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"paused": "true"}, {"order": "key"}])
-@real_time
+@virtual_time
 async def test_a_pause_and_an_order_that_waits_for_a_lease_are_no_alarm(
     tmp_path: Path, settings: dict[str, str]
 ) -> None:

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mq_broker.broker.queues import working as working_module
 from mq_broker.broker.queues.group.requests import Lent
-from mq_broker.broker.queues.policy.declared import Queue
 from mq_broker.broker.queues.working import Working
 from mq_broker.core.work.settling import Ack, Answer, Settle
 from mq_broker.core.work.steps import Begin, Lease, OutputLine, Reason, Send
 from mq_protocol.errors import DiskFull, NotLeader, OutcomeUnknown
-from mq_protocol.queues.settings import QueueSettings
-from tests.coroutines import real_time
-from tests.mq_broker.broker.queues.partitions import Asked, Led, Settled, rounds
+from tests.coroutines import virtual_time
+from tests.mq_broker.broker.queues.partitions import Around, Asked, Declares, Led, Settled, rounds
 
 
 class World:
     """A broker that leads a partition with a queue group, and its clock."""
 
     def __init__(self, records: int = 0, **callbacks: Any) -> None:
-        self.settings = QueueSettings()
         self.led: Any = Led(records)
         self.led.apply("g", 1, Begin(0))
-        self.ms = 1_000_000
-        shell: Any = SimpleNamespace(on_role=[], now_ms=lambda: self.ms, partitions_of=lambda _: [self.led])
-        declared: Any = SimpleNamespace(find=lambda *_: Queue("g", 1, 0, self.settings))
-        self.roles = shell.on_role
+        self.around: Any = Around(self.led.topic)
+        self.around.leds, self.roles = [self.led], self.around.on_role
+        self.declares: Any = Declares()
         self.now_us = 1
-        self.working = Working(shell, declared, lambda: self.now_us, **callbacks)
+        self.working = Working(self.around, self.declares, lambda: self.now_us, **callbacks)
 
     def asks(self, member: str) -> asyncio.Future[Lent]:
         asked = Asked(member, b"", 1)
@@ -40,7 +34,7 @@ class World:
         return asked.answered
 
 
-@real_time
+@virtual_time
 async def test_who_waits_is_told_at_once_when_the_leadership_ends_and_nothing_of_it_stays() -> None:
     world = World()
     waiting = world.asks("a")
@@ -54,21 +48,20 @@ async def test_who_waits_is_told_at_once_when_the_leadership_ends_and_nothing_of
         world.asks("a")
 
 
-@real_time
+@virtual_time
 async def test_leases_of_a_former_leader_run_out_though_nobody_asks_anything() -> None:
     world = World(10)
     world.led.apply("g", 1, Lease(((0, 4),), "gone"), epoch=1)
     [became_leader] = world.roles
     became_leader(world.led)
     await rounds()
-    world.ms += 31_000
-    async with asyncio.timeout(5):
-        while world.led.state.leases:  # noqa: ASYNC110 - the broker's own timer has to come
-            await asyncio.sleep(0.01)
+    world.around.ms += 31_000
+    await asyncio.sleep(5)  # the broker's own timer has come
+    assert not world.led.state.leases
     assert world.led.state.totals.returned == 4
 
 
-@real_time
+@virtual_time
 async def test_what_a_former_leader_has_decided_is_published_by_the_next_though_nobody_asks() -> None:
     looked: list[str] = []
     world = World(10, on_outbox=lambda gathering, _: looked.append(gathering.group))
@@ -80,11 +73,8 @@ async def test_what_a_former_leader_has_decided_is_published_by_the_next_though_
     assert looked
 
 
-@real_time
-async def test_a_group_whose_entry_the_disk_refused_begins_anew_and_knows_what_is_committed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(working_module, "AGAIN_S", 0.0)
+@virtual_time
+async def test_a_group_whose_entry_the_disk_refused_begins_anew_and_knows_what_is_committed() -> None:
     world = World(10)
     lent = await world.asks("a")
     world.led.keeps_up = False
@@ -103,3 +93,20 @@ async def test_a_group_whose_entry_the_disk_refused_begins_anew_and_knows_what_i
     settled = Settled([Settle(lent.lease, "a", ((0, 1),), Ack())])
     world.working.gathering(world.led, "g").settle(settled)
     assert await settled.answered == [Answer()]
+
+
+@virtual_time
+async def test_leases_of_a_group_whose_entry_the_disk_refused_run_out_though_nobody_asks() -> None:
+    world = World(10)
+    await world.asks("a")
+    world.led.keeps_up = False
+    cut = world.asks("b")
+    await rounds()
+    world.led.cut(DiskFull("full"))
+    with pytest.raises(DiskFull):
+        await cut
+    world.led.keeps_up = True
+    await asyncio.sleep(5)
+    world.around.ms += 31_000
+    await asyncio.sleep(5)
+    assert not world.led.state.leases

@@ -7,12 +7,12 @@ import random
 
 from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 
 HIGH = 1_000
 
 
-@real_time
+@virtual_time
 async def test_one_account_has_half_of_the_mark_and_another_begins_all_the_same() -> None:
     held = Held(HIGH)
     arrivals = Arrivals(held)
@@ -26,7 +26,7 @@ async def test_one_account_has_half_of_the_mark_and_another_begins_all_the_same(
     assert held.bytes == 600
 
 
-@real_time
+@virtual_time
 async def test_who_reads_nothing_stops_nobody_who_sends() -> None:
     held = Held(HIGH)
     arrivals = Arrivals(held)
@@ -35,7 +35,7 @@ async def test_who_reads_nothing_stops_nobody_who_sends() -> None:
     assert not arrivals.add_at_once("modest", 1)
 
 
-@real_time
+@virtual_time
 async def test_whatever_comes_goes_and_is_given_up_the_counts_are_right_and_nobody_waits_for_ever() -> None:
     async def one(arrivals: Arrivals, chance: random.Random, number: int) -> None:
         account, count = f"user {chance.randrange(4)}", chance.randrange(1, 900)

@@ -79,7 +79,7 @@ async def test_brokers_that_do_not_answer_and_partitions_without_a_leader_are_as
         world.coordinator.machine.transactions[KEY] = known(4, line(0, 1))
         ours = aborts(world)
         for part in world.parts.values():
-            part.machine.fenced.add(KEY)
+            part.machine.fenced[KEY] = None
         world.answers["Fence"] = list(answers)
         deadline = asyncio.get_running_loop().time() + 5
         done = await ours.abort_key(pb.AbortKeyRequest(key=key_to_wire(KEY)), deadline)

@@ -6,12 +6,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
+from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.transactions.coordinator import Transactions
+from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.entries import Decide, TransactionKey
+from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.state import StagedBatch, TransactionState
+from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Done
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, NotLeader, TritonMQError, UnknownTopic
@@ -45,17 +49,21 @@ def staged(
     return StagedBatch(uuid(number), key, batch_id, "run", 1, index or number, timestamp_us, 10, 10, due_us=due_us)
 
 
+@dataclass
+class Replica:
+    machine: PartitionMachine
+    leading: bool = True
+
+
 class Part:
     """A partition. `refuse` are errors for the next questions, in this order."""
 
     def __init__(self, topic: str, number: int) -> None:
         self.name, self.number = f"{topic}-{number}", number
-        spec = SimpleNamespace(name=topic, topic_id=f"id-of-{topic}")
-        self.topic = SimpleNamespace(spec=spec, internal=topic == TRANSACTIONS_TOPIC, partitions=4)
+        self.topic = Topic.of(TopicSpec(topic, f"id-of-{topic}", ((1,),) * 4))
         self.serving, self.closed, self.next_offset = True, False, 7
-        machine = SimpleNamespace(transactions={}, staged={}, fenced=set())
-        self.machine: Any = machine
-        self.replica = SimpleNamespace(leading=True, machine=machine)
+        self.machine: Any = PartitionMachine(WindowBounds(1_000))
+        self.replica = Replica(self.machine)
         self.asked: list[Any] = []
         self.deadlines: list[float] = []
         self.refuse: list[TritonMQError] = []

@@ -1,26 +1,27 @@
-"""What attempts of queue groups have staged and nobody will decide: who is asked, how much at once, what is kept."""
+"""What attempts of queue groups have staged and nobody will decide: who is asked, how much at once, what is kept. The
+partitions are real; the leader of the other one is played."""
 
 from __future__ import annotations
 
-import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mq_broker.broker.queues.letters import leftovers
-from mq_broker.broker.queues.letters.leftovers import Leftovers
-from mq_broker.core.entries import Discard, TransactionKey, Work
-from mq_broker.core.machine.state import StagedBatch
-from mq_broker.core.work.state import WorkState
-from mq_broker.core.work.steps import Lease, LeaseId, OutputLine, Reason, Reject, Send
+from mq_broker.broker.metadata.topics import Topic
+from mq_broker.broker.queues.letters.dead_letters import DeadLetters
+from mq_broker.broker.queues.letters.leftovers import ASKED_AT_ONCE, Leftovers
+from mq_broker.coordination.interface import TopicSpec
+from mq_broker.core.entries import TransactionKey
+from mq_broker.core.work.steps import Accept, Begin, Lease, LeaseId, OutputLine, Reason, Send
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, NotLeader
+from mq_protocol.errors import InvalidRequest, NotLeader, Unreachable
 from mq_protocol.queues.work_keys import WorkPlace, query_id_of, run_of_epoch, run_of_lease
+from tests.coroutines import virtual_time
+from tests.mq_broker.broker.queues.partitions import EPOCH, TOPIC, Around, Led
 
-TOPIC_ID = "0" * 32
-KEY = TransactionKey(query_id_of(WorkPlace(TOPIC_ID, 0, "g")), "t.dead")
-LED_IN = 3
+DEAD = Topic.of(TopicSpec("t.dead", "1" * 32, ((1,),)))
+KEY = TransactionKey(query_id_of(WorkPlace(TOPIC.spec.topic_id, 0, "g")), "t.dead")
+HELD = LeaseId(EPOCH, 2, 0)
 
 
 def uuid(number: int) -> bytes:
@@ -28,111 +29,113 @@ def uuid(number: int) -> bytes:
 
 
 class World:
-    """A partition with staged batches, each under a run, and the leader of the queue's partition. `asked`: about how
-    many batches of which run, in order. `over`: what it says."""
+    """Partition 0 of `t` with the queue group `g`, of which member `m` holds a lease of ten records, and that of
+    `t.dead`, both led here."""
 
-    def __init__(self, *runs: str) -> None:
-        staged = {
-            uuid(n): StagedBatch(uuid(n), KEY, 0, run, 1, n, 0, 10, 10) for n, run in enumerate(runs)
-        }  # fmt: skip
-        self.staged = staged
-        self.asked: list[tuple[str, int]] = []
-        self.over = True
-        self.state = WorkState(1, 0)
-        self.in_hand: frozenset[bytes] = frozenset()
-        self.refuses: Exception | None = None
-        self.proved = 0
-        machine = SimpleNamespace(staged=staged, work={"g": self.state})
-        self.topic = SimpleNamespace(spec=SimpleNamespace(name="t"), partitions=1, internal=False)
-        self.partition = SimpleNamespace(
-            name="t.dead-0",
-            serving=True,
-            topic=self.topic,
-            replica=SimpleNamespace(machine=machine, leader_epoch=LED_IN),
-            ask=self._written,
-        )
-        shell: Any = SimpleNamespace(leader=lambda *_: self.partition)
-        topics: Any = SimpleNamespace(with_id=lambda _: self.topic, meant=self._meant)
-        transactions: Any = SimpleNamespace(ask_leader=self._ask_leader)
-        letters: Any = SimpleNamespace(in_hand=lambda *_: self.in_hand)
-        self.leftovers = Leftovers(shell, topics, transactions, letters)
+    def __init__(self) -> None:
+        self.queue, self.staged = Led(100), Led(topic=DEAD)
+        self.queue.apply("g", 1, Begin(0), Lease(((0, 10),), "m"))
+        [lease] = self.queue.state.leases
+        self.held = run_of_lease(*lease)
+        self.around: Any = Around(TOPIC, DEAD)
+        self.around.leds = [self.queue]
+        self.around.answers["AttemptStatus"] = pb.AttemptStatusResponse(over=True)
+        letters = DeadLetters(*[self.around] * 5)
+        self.leftovers = Leftovers(self.around, self.around, self.around, letters)
 
-    async def _meant(self, *_: str) -> Any:
-        return self.topic
+    def stage(self, run: str, *numbers: int, key: TransactionKey = KEY) -> None:
+        for number in numbers:
+            self.staged.stage(uuid(number), key, run)
 
-    async def _ask_leader(self, *of: Any) -> pb.AttemptStatusResponse:
-        request: pb.AttemptStatusRequest = of[3]
-        self.asked.append((request.run_id, len(request.uuids) // 16))
-        return pb.AttemptStatusResponse(over=self.over)
+    async def sweep(self) -> list[tuple[str, int]]:
+        """About how many batches of which attempt somebody was asked."""
+        self.around.asked.clear()
+        part: Any = self.staged
+        await self.leftovers.look([part] if self.leftovers.which(part) else [])
+        return [(each.run_id, len(each.uuids) // 16) for each in self.around.of("AttemptStatus")]
 
-    async def _written(self, operation: Any, _: float) -> None:
-        if self.refuses is not None:
-            raise self.refuses
-        if isinstance(operation, Discard):
-            for each in operation.uuids:
-                del self.staged[each]
-        else:
-            assert isinstance(operation, Work)
-            assert not operation.steps
-            self.proved += 1
+    @property
+    def left(self) -> set[bytes]:
+        return set(self.staged.machine.staged)
 
-    def sweep(self) -> list[tuple[str, int]]:
-        self.asked = []
-        part: Any = self.partition
-        asyncio.run(self.leftovers.look([part] if self.leftovers.which(part) else []))
-        return self.asked
-
-    def status(self, run: str, *numbers: int) -> pb.AttemptStatusResponse:
+    async def status(self, run: str, *uuids: bytes) -> pb.AttemptStatusResponse:
         request = pb.AttemptStatusRequest(
-            topic="t", topic_id=TOPIC_ID, group="g", run_id=run, uuids=b"".join(map(uuid, numbers))
+            topic="t", topic_id=TOPIC.spec.topic_id, group="g", run_id=run, uuids=b"".join(uuids)
         )
-        return asyncio.run(self.leftovers.attempt_status(request, 5.0))
+        return await self.leftovers.attempt_status(request, 1e9)
 
 
-def test_so_many_batches_of_an_attempt_are_asked_about_at_once_and_the_rest_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(leftovers, "ASKED_AT_ONCE", 3)
-    world = World(*[run_of_epoch(2)] * 5)
-    assert world.sweep() == [], "they were not seen before"
-    assert [world.sweep(), sorted(world.staged)] == [[("epoch:2", 3)], [uuid(3), uuid(4)]]
-    assert [world.sweep(), world.staged, world.sweep()] == [[("epoch:2", 2)], {}, []]
-
-
-def test_an_attempt_of_a_later_leader_is_for_that_one_to_judge() -> None:
+@virtual_time
+async def test_what_was_staged_before_the_last_sweep_and_is_nobodys_any_more_is_discarded_each_attempt_by_itself() -> (
+    None
+):
     world = World()
-    for run in (run_of_epoch(LED_IN + 1), run_of_lease(LED_IN + 1, 1, 0)):
+    world.stage("epoch:2", 1, 2)
+    world.stage("lease:3.7.0", 3)
+    world.stage("a member's own", 4, key=TransactionKey("not of a queue", "t.dead"))
+    assert await world.sweep() == [], "they were not seen before"
+    world.stage("epoch:2", 5)
+    world.around.answers["AttemptStatus"] = pb.AttemptStatusResponse(over=True, kept=uuid(2))
+    world.around.says["AttemptStatus"] = [None, Unreachable("away")]
+    assert await world.sweep() == [("epoch:2", 2), ("lease:3.7.0", 1)]
+    assert world.left == {uuid(2), uuid(3), uuid(4), uuid(5)}
+    world.around.answers["AttemptStatus"] = pb.AttemptStatusResponse(over=False)
+    await world.sweep()
+    assert world.left == {uuid(2), uuid(3), uuid(4), uuid(5)}
+    world.around.unknown.add(TOPIC.spec.topic_id)
+    assert (await world.sweep(), len(world.left)) == ([], 4), "this broker may not have heard of the queue's topic yet"
+    world.around.gone.add(TOPIC.spec.topic_id)
+    assert (await world.sweep(), world.left) == ([], {uuid(4)})
+
+
+@virtual_time
+async def test_so_many_batches_of_an_attempt_are_asked_about_at_once_and_the_rest_later() -> None:
+    world = World()
+    world.stage("epoch:2", *range(ASKED_AT_ONCE + 2))
+    await world.sweep()
+    assert await world.sweep() == [("epoch:2", ASKED_AT_ONCE)]
+    assert await world.sweep() == [("epoch:2", 2)]
+    assert not world.left
+
+
+@virtual_time
+async def test_an_attempt_is_over_once_its_leader_or_its_lease_is() -> None:
+    world = World()
+    for run, over in (
+        (run_of_epoch(EPOCH - 1), True),
+        (run_of_epoch(EPOCH), True),  # what is in hand is kept by its name
+        (run_of_lease(EPOCH - 1, 1, 0), True),
+        (world.held, False),
+        ("another", False),
+    ):
+        assert (await world.status(run, uuid(1))).over is over, run
+    for run in (run_of_epoch(EPOCH + 1), run_of_lease(EPOCH + 1, 1, 0)):
         with pytest.raises(NotLeader, match="ask again"):
-            world.status(run, 1)
-    assert world.status(run_of_epoch(LED_IN), 1) == pb.AttemptStatusResponse(over=True)
-    assert not world.status("another", 1).over
+            await world.status(run, uuid(1))
+    world.queue.apply("g", 1, Accept(((0, 10),)))
+    assert (await world.status(world.held, uuid(1))).over
 
 
-def test_what_is_about_to_be_decided_and_what_the_outbox_names_is_kept() -> None:
+@virtual_time
+async def test_what_the_outbox_names_is_kept() -> None:
     world = World()
-    world.in_hand = frozenset({uuid(1), uuid(9)})
-    world.state.apply(Lease(((0, 2),), "m"), LeaseId(LED_IN, 7, 0), 10)
-    world.state.apply(Reject(((0, 2),)), LeaseId(LED_IN, 8, 0), 10)
-    line = OutputLine(bytes(16), 0, (uuid(2), uuid(3)))
-    world.state.apply(Send(((0, 1),), Reason.REJECTED, LED_IN << 32, (line,)), LeaseId(LED_IN, 9, 0), 10)
-    told = world.status(run_of_epoch(LED_IN), 1, 2, 4)
-    assert (told.over, told.kept) == (True, uuid(1) + uuid(2))
+    line = OutputLine(DEAD.spec.topic_id, 0, (uuid(2), uuid(3)))
+    world.queue.apply("g", 1, Send((), Reason.OUTPUT, EPOCH << 32, (line,)))
+    told = await world.status(run_of_epoch(EPOCH), uuid(1), uuid(2), uuid(4))
+    assert (told.over, told.kept) == (True, uuid(2))
 
 
-def test_nothing_is_over_before_the_leader_knows_that_it_leads() -> None:
+@virtual_time
+async def test_nothing_is_over_before_the_leader_knows_that_it_leads() -> None:
     world = World()
-    world.status(run_of_epoch(2), 1)
-    assert world.proved == 1
-    world.refuses = NotLeader("another broker leads")
+    world.queue.refuses = NotLeader("another broker leads")
     with pytest.raises(NotLeader, match="another"):
-        world.status(run_of_epoch(2), 1)
+        await world.status(run_of_epoch(2), uuid(1))
 
 
-def test_too_many_or_broken_names_of_batches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "ASKED_AT_ONCE", 3)
+@virtual_time
+async def test_too_many_or_broken_names_of_batches_are_refused() -> None:
     world = World()
-    with pytest.raises(InvalidRequest, match="at most 3"):
-        world.status(run_of_epoch(2), 1, 2, 3, 4)
-    request = pb.AttemptStatusRequest(topic="t", group="g", run_id="epoch:2", uuids=b"short")
-    with pytest.raises(InvalidRequest, match="16 bytes"):
-        asyncio.run(world.leftovers.attempt_status(request, 5.0))
+    for uuids in ((uuid(1),) * (ASKED_AT_ONCE + 1), (b"short",)):
+        with pytest.raises(InvalidRequest, match=f"at most {ASKED_AT_ONCE} UUIDs of 16 bytes"):
+            await world.status(run_of_epoch(2), *uuids)

@@ -1,234 +1,178 @@
-"""What a queue group has decided reaches each partition in order and once; the partitions and the journal are played by
-the test."""
+"""What a queue group has decided reaches each partition in order and once. The group is a real one; who leads the
+partitions is played."""
 
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from mq_broker.broker.queues.letters import outbox as outbox_module
+from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.queues.letters.outbox import Outbox
-from mq_broker.core.work.state import WorkState
-from mq_broker.core.work.steps import LeaseId, OutputLine, Reason, Send, Sent
+from mq_broker.coordination.interface import TopicSpec
+from mq_broker.core.work.steps import Begin, OutputLine, Reason, Send
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import (
-    NotEnoughReplicas,
-    StagedBatchMissing,
-    TritonMQError,
-    UnknownTopic,
-)
+from mq_protocol.errors import NotEnoughReplicas, StagedBatchMissing, UnknownTopic
+from mq_protocol.limits import OUTPUT_BATCHES_MAX
 from mq_protocol.queues.work_keys import WorkPlace, query_id_of
-from tests.coroutines import real_time
-from tests.mq_broker.broker.queues.partitions import rounds
+from tests.coroutines import virtual_time
+from tests.mq_broker.broker.queues.partitions import TOPIC, Around, Group, Led
 
-OUT, OTHER, DELETED = "1" * 32, "2" * 32, "3" * 32
-SOURCE = "0" * 32
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tried again is tried again in the next turn."""
-    monkeypatch.setattr(outbox_module, "AGAIN_S", (0.0,) * 6)
-    monkeypatch.setattr(outbox_module, "MISSING_AGAIN_S", 0.0)
+OUT, OTHER = (Topic.of(TopicSpec(name, number * 32, ((2,),) * 3)) for name, number in (("out", "1"), ("other", "2")))
+REFUSED = NotEnoughReplicas("1 of 2")
+LONG_S = 60.0
 
 
 class World:
-    """A group in a partition that is led here. `asked`: what partitions were asked to publish; they say what stands in
-    `says`, by topic, and nothing while one is in `holds`. `written`: numbers that the journal knows as published."""
+    """Group `g` of partition 4 of topic `t`, and the leaders of `out` and `other`, which are played."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, int, int, list[bytes]]] = []
-        self.says: dict[str, list[TritonMQError | None]] = {}
-        self.journal_says: list[TritonMQError | None] = []
-        self.written: list[list[int]] = []
-        self.missed: list[int] = []
-        self.gone: set[str] = set()
-        self.holds: dict[str, asyncio.Event] = {}
-        self.work: dict[str, WorkState] = {"g": WorkState(1, 0)}
-        self.n = 0
-        self.gathering: Any = SimpleNamespace(
-            closed=False,
-            group="g",
-            partition=SimpleNamespace(
-                name="t-4",
-                number=4,
-                topic=SimpleNamespace(spec=SimpleNamespace(topic_id=SOURCE)),
-                replica=SimpleNamespace(machine=SimpleNamespace(work=self.work)),
-            ),
-            add=self._add,
-        )
-        shell: Any = SimpleNamespace(spawn=lambda work, what: asyncio.create_task(work, name=what))
-        topics: Any = SimpleNamespace(with_id=self._with_id, is_gone=self._is_gone)
-        transactions: Any = SimpleNamespace(ask_leader=self._ask, publish=None)
-        self.outbox = Outbox(shell, topics, transactions)
+        self.around: Any = Around(OUT, OTHER)
+        self.outbox = Outbox(self.around, self.around, self.around)
         self.outbox.missing = self._missing
+        self.missed: list[int] = []
+        self.group = Group(led=Led(number=4))
+        self.group.on_outbox = self.outbox.look
+        self.n = 0
+
+    def decide(self, uuids: bytes | tuple[bytes, ...], topic: Topic = OUT, life: int = 1) -> None:
+        """An entry is committed with these outputs for partition 2: the names of batches, one byte each."""
+        self.n += 1
+        names = tuple(bytes([each]) for each in uuids) if isinstance(uuids, bytes) else uuids
+        line = OutputLine(topic.spec.topic_id, 2, names)
+        self.group.led.apply("g", life, Send((), Reason.OUTPUT, self.n, (line,)))
+        self.group.gathering.wake()
+
+    async def _missing(self, _: object, n: int) -> None:
+        self.missed.append(n)
 
     @property
-    def state(self) -> WorkState:
-        return self.work["g"]
-
-    def decide(self, *lines: tuple[str, int, bytes]) -> int:
-        """An entry is committed with these outputs: topic, partition and the names of batches, one byte each."""
-        self.n += 1
-        made = tuple(
-            OutputLine(topic, number, tuple(bytes([each]) for each in uuids)) for topic, number, uuids in lines
-        )
-        self.state.apply(Send((), Reason.OUTPUT, self.n, made, "", 0), LeaseId(1, self.n, 0), 10)
-        return self.n
-
-    async def publish(self) -> None:
-        self.outbox.look(self.gathering, self.state)
-        await rounds()
+    def asked(self) -> list[tuple[str, int, bytes]]:
+        """Topic, number, and the names together."""
+        return [(each.topic, each.batch_id, b"".join(each.uuids)) for each in self.around.of("Publish")]
 
     @property
     def alarm(self) -> str:
         return self.outbox.alarm("t-4", "g")
 
-    def _with_id(self, topic_id: str) -> Any:
-        names = {OUT: "out", OTHER: "other"}
-        found = SimpleNamespace(spec=SimpleNamespace(name=names[topic_id])) if topic_id in names else None
-        return found if topic_id not in self.gone else None
 
-    async def _is_gone(self, topic_id: str) -> bool:
-        return topic_id in self.gone
-
-    async def _ask(self, name: str, number: int, method: str, request: Any, *_: object) -> Any:
-        assert (method, request.topic, request.partition) == ("Publish", name, number)
-        assert request.key == pb.TransactionKey(query_id=query_id_of(WorkPlace(SOURCE, 4, "g")), sink=name)
-        self.asked.append((name, number, request.batch_id, list(request.uuids)))
-        if name in self.holds:
-            await self.holds[name].wait()
-        answers = self.says.get(name, [])
-        error = answers.pop(0) if answers else None
-        if error is not None:
-            raise error
-        return pb.PublishResponse()
-
-    async def _missing(self, gathering: Any, n: int) -> None:
-        assert gathering is self.gathering
-        self.missed.append(n)
-
-    def _add(self, own: Any) -> None:
-        error = self.journal_says.pop(0) if self.journal_says else None
-        if error is None:
-            assert own.life == self.state.life
-            self.written.append([step.n for step in own.steps])
-            for step in own.steps:
-                assert isinstance(step, Sent)
-                self.state.apply(step, LeaseId(1, 99, 0), 10)
-        own.done(error)
-
-
-@real_time
+@virtual_time
 async def test_decisions_that_wait_together_are_one_request_with_the_highest_number() -> None:
     world = World()
-    world.holds["out"] = asyncio.Event()
-    world.decide((OUT, 2, b"a"))
-    await world.publish()
-    world.decide((OUT, 2, b"bc"))
-    world.decide((OUT, 2, b"d"))
-    await world.publish()
-    await world.publish()
-    assert world.asked == [("out", 2, 1, [b"a"])], "one request at a time, since numbers are taken in order"
-    world.holds["out"].set()
-    await rounds()
-    assert world.asked[1:] == [("out", 2, 3, [b"b", b"c", b"d"])]
-    assert sorted(n for some in world.written for n in some) == [1, 2, 3]
-    assert (world.state.outbox, world.alarm) == ({}, "")
-    world.decide((OUT, 2, b"e"))
-    await world.publish()
-    assert world.asked[2:] == [("out", 2, 4, [b"e"])]
+    world.around.holds["Publish"] = asyncio.Event()
+    world.decide(b"a")
+    await asyncio.sleep(LONG_S)
+    world.decide(b"bc")
+    world.decide(b"d")
+    await asyncio.sleep(LONG_S)
+    assert world.asked == [("out", 1, b"a")], "one request at a time, since numbers are taken in order"
+    world.around.holds["Publish"].set()
+    await asyncio.sleep(LONG_S)
+    assert world.asked[1:] == [("out", 3, b"bcd")]
+    assert (world.group.state.outbox, world.alarm) == ({}, ""), "and the journal says so"
+    world.decide(b"e")
+    await asyncio.sleep(LONG_S)
+    assert world.asked[2:] == [("out", 4, b"e")]
+    [request, *_] = world.around.of("Publish")
+    place = WorkPlace(TOPIC.spec.topic_id, 4, "g")
+    assert (request.key, request.partition, request.topic_id) == (
+        pb.TransactionKey(query_id=query_id_of(place), sink="out"),
+        2,
+        OUT.spec.topic_id,
+    )
 
 
-@real_time
-async def test_a_request_has_no_more_batches_than_it_may_and_one_decision_at_least(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(outbox_module, "OUTPUT_BATCHES_MAX", 3)
+@virtual_time
+async def test_a_request_has_no_more_batches_than_it_may_and_one_decision_at_least() -> None:
     world = World()
-    for uuids in (b"ab", b"c", b"d", b"efgh", b"i"):
-        world.decide((OUT, 0, uuids))
-    await world.publish()
-    assert [(n, b"".join(uuids)) for _, _, n, uuids in world.asked] == [
-        (2, b"abc"),
-        (3, b"d"),
-        (4, b"efgh"),
-        (5, b"i"),
+    for count in (OUTPUT_BATCHES_MAX - 1, 1, 1, OUTPUT_BATCHES_MAX + 1, 1):
+        world.decide((b"u",) * count)
+    await asyncio.sleep(LONG_S)
+    assert [(n, len(uuids)) for _, n, uuids in world.asked] == [
+        (2, OUTPUT_BATCHES_MAX),
+        (3, 1),
+        (4, OUTPUT_BATCHES_MAX + 1),
+        (5, 1),
     ]
-    assert not world.state.outbox
+    assert not world.group.state.outbox
 
 
-@real_time
-async def test_a_partition_that_does_not_take_them_holds_up_no_other_and_is_asked_until_it_does() -> None:
+@virtual_time
+async def test_a_partition_that_does_not_take_them_holds_up_no_other_and_is_told_of_if_that_lasts() -> None:
     world = World()
-    refusals = outbox_module.ALARM_AFTER
-    world.says["out"] = [NotEnoughReplicas("1 of 2")] * (refusals - 1)
-    world.decide((OUT, 0, b"a"))
-    world.decide((OTHER, 0, b"b"))
-    alarms: set[str] = set()
-    world.outbox.look(world.gathering, world.state)
-    for _ in range(40):
-        await asyncio.sleep(0)
-        alarms.add(world.alarm)
-    assert alarms == {""}, "an operator is told only if it lasts"
-    assert world.written[0] == [2]
-    assert not world.state.outbox
-    assert len(world.asked) == refusals + 1
-    world.says["out"] = [NotEnoughReplicas("1 of 2")] * refusals
-    world.decide((OUT, 0, b"c"))
-    world.outbox.look(world.gathering, world.state)
-    for _ in range(40):
-        await asyncio.sleep(0)
-        alarms.add(world.alarm)
-    assert alarms == {"", "1 of 2"}
-    assert (world.alarm, world.state.outbox) == ("", {}), "and that it is over"
+    world.around.says["Publish"] = [REFUSED] * 3
+    world.decide(b"a")
+    await asyncio.sleep(0.1)
+    assert world.alarm == "", "it may pass"
+    await asyncio.sleep(LONG_S)
+    assert ({uuids for _, _, uuids in world.asked}, world.group.state.outbox) == ({b"a"}, {})
+    world.around.says["Publish"] = [REFUSED] * 1_000
+    world.decide(b"b")
+    await asyncio.sleep(10)
+    assert world.alarm == "1 of 2"
+    world.around.on_ask = lambda _, request: world.around.says.update(
+        Publish=[None if request.topic == "other" else REFUSED]
+    )
+    world.decide(b"c", OTHER)
+    await asyncio.sleep(10)
+    assert list(world.group.state.outbox) == [2]
+    world.around.on_ask = lambda *_: None
+    await asyncio.sleep(10)
+    assert (world.alarm, world.group.state.outbox) == ("", {}), "it is asked until it takes them"
 
 
-@real_time
+@virtual_time
 async def test_a_batch_that_is_missing_holds_up_only_what_comes_after_it_and_is_told_at_once() -> None:
     world = World()
+    # together, the first one alone, the others together, the second one alone
+    missing = StagedBatchMissing("b")
+    world.around.says["Publish"] = [missing, None, missing, missing]
     for uuids in (b"a", b"b", b"c"):
-        world.decide((OUT, 0, uuids))
-    # together, the first one alone, the second one alone twice
-    world.says["out"] = [StagedBatchMissing("b"), None, StagedBatchMissing("b"), StagedBatchMissing("b")]
-    alarms = set()
-    world.outbox.look(world.gathering, world.state)
-    for _ in range(60):
-        await asyncio.sleep(0)
-        alarms.add(world.alarm)
-    assert [(n, b"".join(uuids)) for _, _, n, uuids in world.asked[:3]] == [(3, b"abc"), (1, b"a"), (3, b"bc")]
-    assert world.missed, "whoever can make it again is asked to"
-    assert set(world.missed) == {2}
-    assert any("number 2 is not there any more: b" in alarm for alarm in alarms)
-    assert (world.alarm, world.state.outbox) == ("", {})
+        world.decide(uuids)
+    await asyncio.sleep(1)
+    assert [(n, uuids) for _, n, uuids in world.asked] == [(3, b"abc"), (1, b"a"), (3, b"bc"), (2, b"b")]
+    assert world.missed == [2], "whoever can make it again is asked to"
+    assert "number 2 is not there any more: b" in world.alarm
+    goes = asyncio.Event()
+    world.around.on_ask = lambda _, request: request.uuids == [b"c"] and world.around.holds.update(Publish=goes)
+    await asyncio.sleep(LONG_S)
+    assert (world.alarm, list(world.group.state.outbox)) == ("", [3]), "no more once it is there again"
+    goes.set()
+    await asyncio.sleep(LONG_S)
+    assert (world.alarm, world.group.state.outbox) == ("", {})
 
 
-@real_time
-async def test_what_was_staged_in_a_topic_that_is_gone_counts_as_published() -> None:
-    for error in (None, UnknownTopic("deleted meanwhile")):
+@virtual_time
+async def test_a_topic_that_is_not_known_yet_is_waited_for_and_one_that_is_gone_counts_as_published() -> None:
+    for known, says in ((False, None), (True, UnknownTopic("deleted meanwhile"))):
         world = World()
-        world.gone.add(DELETED if error is None else OUT)
-        if error is not None:
-            world.gone.clear()
-            world.says["out"] = [error]
-        world.decide((DELETED if error is None else OUT, 0, b"a"))
-        world.outbox.look(world.gathering, world.state)
-        await asyncio.sleep(0)
-        world.gone |= {OUT, DELETED}
-        await rounds()
-        assert world.written == [[1]]
+        if not known:
+            world.around.unknown.add(OUT.spec.topic_id)
+        world.around.says["Publish"] = [says] * 1_000
+        world.decide(b"a")
+        await asyncio.sleep(LONG_S)
+        assert list(world.group.state.outbox) == [1]
+        assert "has not heard of it yet" in world.alarm
+        world.around.gone.add(OUT.spec.topic_id)
+        await asyncio.sleep(LONG_S)
+        assert (world.group.state.outbox, world.alarm) == ({}, "")
 
 
-@real_time
-async def test_a_topic_that_is_not_known_here_yet_is_waited_for() -> None:
+@virtual_time
+async def test_who_leads_no_more_sends_nothing_more_and_a_new_life_of_the_group_sends_only_its_own() -> None:
     world = World()
-    world.decide((DELETED, 0, b"a"))
-    await world.publish()
-    assert world.written == []
-    assert "has not heard of it yet" in world.alarm
-    world.gone.add(DELETED)
-    await rounds()
-    assert world.written == [[1]]
+    world.around.says["Publish"] = [REFUSED] * 1_000
+    world.decide(b"a")
+    await asyncio.sleep(LONG_S)
+    world.group.declare(life=2)
+    world.group.led.apply("g", 2, Begin(0))
+    asked = len(world.asked)
+    await asyncio.sleep(LONG_S)
+    assert len(world.asked) == asked
+    world.decide(b"b", life=2)
+    await asyncio.sleep(LONG_S)
+    assert {uuids for _, _, uuids in world.asked[asked:]} == {b"b"}
+    world.group.gathering.close(world.group.led.not_leader())
+    await asyncio.sleep(LONG_S)
+    asked = len(world.asked)
+    await asyncio.sleep(LONG_S)
+    assert (len(world.asked), world.alarm) == (asked, "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,8 +24,16 @@ from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, Led, offsets, rounds
 
 
+class Declares:
+    def __init__(self, *queues: Queue) -> None:
+        self._queues = {queue.group: queue for queue in queues}
+
+    def of(self, _partition: object) -> dict[str, Queue]:
+        return self._queues
+
+
 def declared(*queues: Queue) -> Any:
-    return SimpleNamespace(of=lambda _: {queue.group: queue for queue in queues})
+    return Declares(*queues)
 
 
 def room(queues: Any, partition: Any, kept: Kept | None = None) -> Room | None:
