@@ -197,3 +197,35 @@ async def test_a_batch_of_columns_that_were_added_is_noticed_wherever_it_lies() 
     world.around.on_renewed = lambda _: setattr(led, "topic", new)
     assert await world.lent("m", 10) == [(0, 6)]
     assert (world.group.state.leased, world.alarm, led.topic) == (6, "", new)
+
+
+@virtual_time
+async def test_a_record_that_comes_as_a_reading_ends_is_read_as_well() -> None:
+    """A task is done a moment before it is forgotten. A look in that moment began no other one, and the record was
+    lent once something else came."""
+    led = of_one_record_each(b"a")
+    world = World(led)
+    assert await world.lent("one", 1) == [(0, 1)]
+    other = world.group.ask("other", 1)
+    await asyncio.sleep(60)
+    spawn, tasks, looks = world.around.spawn, [], []
+
+    def look(*group: Any) -> None:
+        looks.append(group)
+        world.reading.look(*group)
+
+    def comes_as_it_ends(_: asyncio.Task[None]) -> None:
+        led.put(records(b"b"))
+        look(*looks[-1])
+
+    def spawn_one(work: Any, what: str) -> asyncio.Task[None]:
+        tasks.append(spawn(work, what))
+        if len(tasks) == 1:
+            tasks[0].add_done_callback(comes_as_it_ends)
+        return tasks[-1]
+
+    world.around.spawn, world.group.on_rows = spawn_one, look
+    led.put(records(b"a"))  # it waits for the first of its key, so nothing more comes of it
+    world.group.gathering.wake()
+    await asyncio.sleep(60)
+    assert offsets(other) == [(2, 3)]
