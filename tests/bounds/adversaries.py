@@ -94,7 +94,7 @@ async def _gives_back(seconds: int, hold: int, records: int, *, reasons: bool) -
         held: dict[LeaseId, list[int]] = {}
         while (room := wanted - sum(map(len, held.values()))) > 0:
             asking = group.ask("member", min(room, LENT_AT_ONCE), key=bytes(16), held=frozenset(held))
-            group.gathering.hurry(asking)
+            group.hurry(asking)
             lent = await asking.answered
             if lent.lease is None:
                 break
