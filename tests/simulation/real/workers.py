@@ -310,7 +310,14 @@ class Worker(Client):
         if acks and self.random.random() < 0.5:  # by a request of its own, which may come while the first is written
             self._late_task(self._say_again(broker, acks))
             twice = []
-        self._settled(await self._ask_to_settle(broker, asked + twice))
+        self._settled(await self._ask_to_settle(broker, asked + twice + self._contradicted(asked)))
+
+    def _contradicted(self, said: list[Item]) -> list[Item]:
+        """A member may say two things of one record: the first holds."""
+        if self.cluster.stopping or self.random.random() < 0.7:
+            return []
+        plain = [item for item in said if item[2] not in (pb.OUTCOME_EXTEND, ACK_WITH_OUTPUT)]
+        return [(lease, offset, self._outcome()) for lease, offset, _ in plain]
 
     def _settled(self, answered: list[tuple[Item, bool]]) -> None:
         """These have an answer, and whether it is that the record is lost."""
