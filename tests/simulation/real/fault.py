@@ -24,3 +24,8 @@ class Fault:
     new: str
     needs: tuple[str, ...] = ()
     also: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def file(self) -> str:
+        """Where it is planted, as the README's table says it."""
+        return self.where.partition(":")[0].replace(".", "/") + ".py"

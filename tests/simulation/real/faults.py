@@ -72,9 +72,8 @@ class Found:
 
     @property
     def row(self) -> str:
-        where = self.fault.where.partition(":")[0].replace(".", "/") + ".py"
         seed = f"{self.seed} ({self.ran} tried)" if self.seed else "none"
-        return f"| {self.fault.name} | `{where}` | {seed} |"
+        return f"| {self.fault.name} | `{self.fault.file}` | {seed} |"
 
 
 def plans(fault: Fault) -> Iterator[tuple[int, Plan]]:
