@@ -109,7 +109,7 @@ class Borrower:
             try:
                 return (ask(self._session_with(address), limit),)
             except BaseException:
-                self._leave()
+                self._leave()  # its answer may come yet, and is not the next question's
                 raise
 
         return ask_leaders(self._connection, self._opened.topic, [partition], at, deadline)[partition]

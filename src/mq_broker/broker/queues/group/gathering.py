@@ -378,7 +378,7 @@ class Gathering:
                 asking.answer(Lent())
 
     def _were_judged(self, waited: Iterable[Asking], draft: Draft) -> None:
-        """Those who are lent nothing by this draft wait on, unless they have waited long enough."""
+        """Those who are lent nothing by this draft wait on, but for those who ask once."""
         end = self.partition.next_offset
         for asking in filter(self._asking.has, waited):
             asking.end = end if asking.end < 0 else asking.end

@@ -71,8 +71,8 @@ class RowReading:
         """The group may lack keys or rows."""
         end = gathering.partition.next_offset
         for subject in _subjects(policy):
-            running = self._reading.get(subject)
-            if (running is None or running.done()) and not subject.knows(end):  # one that is done has not ended yet
+            task = self._reading.get(subject)  # it may be done, and `_ended` not called yet
+            if (task is None or task.done()) and not subject.knows(end):
                 name = f"rows of {gathering.group} of {gathering.partition.name}"
                 task = self._reading[subject] = self._shell.spawn(self._run(gathering, policy, subject), name)
                 task.add_done_callback(partial(self._ended, subject))
