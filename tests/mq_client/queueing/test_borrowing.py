@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
@@ -145,16 +146,23 @@ def test_a_session_that_broke_while_nothing_was_asked_is_opened_anew_and_nobody_
     member.lend(5, [], Deadline(WITHIN))
     over = pb.SessionResponse(session=1, error=to_wire(Unreachable("the leader goes")))
     loop.call(loop.calls[0].told.put_nowait, Envelope(pb.WorkHeader(sessions=[over]), ()))
-    asyncio.run_coroutine_threadsafe(_others(), loop._loop).result(WITHIN)
+    settle_down(loop)
     loop.heard()
     assert list(member.lend(5, [], Deadline(WITHIN)).ranges) == [0, 3]
     assert [said.credit.records for _, said in loop.heard()] == [5]
 
 
-async def _others() -> None:
-    """All that is due on the loop is done."""
-    for _ in range(20):
-        await asyncio.sleep(0)
+def settle_down(loop: Loop) -> None:
+    """Wait until all that is due on the loop is done."""
+    done = threading.Event()
+
+    async def others() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        done.set()
+
+    loop.call(lambda: loop.spawn(others()))
+    assert done.wait(WITHIN)
 
 
 def test_outcomes_are_numbered_on_and_answered_in_their_order(loop: Loop) -> None:
@@ -210,7 +218,7 @@ def test_a_member_that_was_closed_says_so_to_its_leader_and_asks_nothing_more(lo
     loop.says = lends(0, 3)
     member.lend(5, [], Deadline(WITHIN))
     member.close()
-    asyncio.run_coroutine_threadsafe(_others(), loop._loop).result(WITHIN)
+    settle_down(loop)
     assert [said.session for _, said in loop.said if said.close] == [1]
     with pytest.raises(InvalidRequest, match="was closed"):
         member.lend(5, [], Deadline(WITHIN))
