@@ -155,11 +155,7 @@ async def test_more_settles_than_may_wait_for_their_answers_are_refused_by_numbe
 ) -> None:
     monkeypatch.setattr(session_module, "UNANSWERED_MAX", 2)
     group = Group(10)
-    session = await opened(group)
-    give(session, 5, watch=False)
-    await rounds()
-    [lease] = group.state.leases
-    told(session)
+    session, lease = await with_a_lease(group)
     group.led.keeps_up = False
     session.settle(acks(lease, ((0, 1),), ((1, 2),)))
     session.settle(acks(lease, ((2, 3),)))
@@ -233,6 +229,16 @@ def ack_with_outputs(lease: LeaseId, offset: int, number: int = 1) -> Settle:
     return Settle(lease, "a", ((offset, offset + 1),), AckWithOutputs((line,), number))
 
 
+async def with_a_lease(group: Group) -> tuple[Session, LeaseId]:
+    """A session that was lent the first five records, and has no credit left."""
+    session = await opened(group)
+    give(session, 5, watch=False)
+    await rounds()
+    [lease] = group.state.leases
+    told(session)
+    return session, lease
+
+
 def numbered(session: Session) -> list[tuple[int, type[BaseException] | None]]:
     """The answers since the last call: of which settle, and the error."""
     answers = [each for each in told(session) if isinstance(each, NumberedAnswer)]
@@ -242,11 +248,7 @@ def numbered(session: Session) -> list[tuple[int, type[BaseException] | None]]:
 @real_time
 async def test_nothing_waits_for_outputs_that_are_looked_for_but_the_next_ones() -> None:
     group = Group(10)
-    session = await opened(group)
-    give(session, 5, watch=False)
-    await rounds()
-    [lease] = group.state.leases
-    told(session)
+    session, lease = await with_a_lease(group)
     staged = _Staged()
     [first] = acks(lease, ((1, 2),))
     session.settle([ack_with_outputs(lease, 0), first], {0: staged})
@@ -268,11 +270,7 @@ async def test_nothing_waits_for_outputs_that_are_looked_for_but_the_next_ones()
 @real_time
 async def test_outputs_that_are_refused_are_so_by_number_and_leave_their_records_with_the_member() -> None:
     group = Group(10)
-    session = await opened(group)
-    give(session, 5, watch=False)
-    await rounds()
-    [lease] = group.state.leases
-    told(session)
+    session, lease = await with_a_lease(group)
     staged = _Staged()
     session.settle([ack_with_outputs(lease, 0)], {0: staged})
     staged.known.set_exception(StagedBatchMissing("it is not there"))
