@@ -234,7 +234,7 @@ async def test_damage_that_is_read_gives_a_new_log_id_and_what_was_altered_does_
         await heard.until_heard("altered")
         assert len(heard.of("altered")) == 1
         assert heard.of("replaced") == []
-        segment.write_bytes(whole[: second + 80] + b"\0" + whole[second + 81 :])
+        segment.write_bytes(whole[: second + 80] + bytes([whole[second + 80] ^ 1]) + whole[second + 81 :])
         with pytest.raises(StorageFailed, match=f"damaged at byte {second}"):
             journal.payload(2)
         await heard.until_heard("replaced")

@@ -107,7 +107,7 @@ async def test_the_answers_are_three_in_a_thread_too(tmp_path: Path) -> None:
         segment.write_bytes(forged(whole, third, third + 80))
         with pytest.raises(Altered, match=r"entry 3 .* was altered"):
             await journal.read_apart(1, 5)
-        segment.write_bytes(whole[: third + 80] + b"\0" + whole[third + 81 :])
+        segment.write_bytes(whole[: third + 80] + bytes([whole[third + 80] ^ 1]) + whole[third + 81 :])
         with pytest.raises(StorageFailed, match=f"damaged at byte {third}"):
             await journal.read_apart(1, 5)
         segment.write_bytes(whole)
