@@ -7,6 +7,7 @@ it ended.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import select
@@ -82,6 +83,7 @@ def become(start: dict[str, object], descriptors: list[int]) -> NoReturn:
     os.chdir(str(start["directory"]))
     os.environ.clear()
     os.environ.update(start["environment"])  # type: ignore[call-overload]
+    faulthandler.enable()
     sys.argv = list(start["arguments"])  # type: ignore[call-overload]
     mq_cli.main.main()
     raise AssertionError("the command returned")

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -70,9 +71,13 @@ class Command:
         return line
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Ask it to end; its exit code."""
+        """Ask it to end; its exit code. One that does not end fails the test with what each of its threads does."""
         self.process.send_signal(number)
-        return self.process.wait(WAIT_S)
+        try:
+            return self.process.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)
+            raise AssertionError(b"".join(iter(partial(self.err.get, timeout=WAIT_S), None)).decode()) from None
 
     def rest(self) -> list[str]:
         """What is left of standard output, once it has ended."""
