@@ -2,7 +2,7 @@
 
 One acknowledges every second record of as many as a group may have between its base and its frontier. The others give
 everything back, for as long as they like: as fast as they are lent it, or each record with a reason of its own. No
-broker, no disk: the state, the entries and the leader's gathering are the real ones, the clock is set.
+broker, no disk: the state, the entries and the leader's led_group are the real ones, the clock is set.
 """
 
 from __future__ import annotations

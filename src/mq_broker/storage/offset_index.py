@@ -51,7 +51,7 @@ class FrozenIndex(NamedTuple):
     newest_us: int
     gaps: tuple[tuple[int, int], ...]
     has_priorities: bool
-    has_lives: bool
+    has_expiries: bool
     records: bytes
 
 
@@ -62,7 +62,7 @@ class OffsetIndex:
     those of the snapshot that the journal begins with: nothing below either is in the journal, so the log starts at the
     higher one (rule 13).
 
-    `has_priorities`: whether a batch was appended that has another priority than the usual one. `has_lives`: whether
+    `has_priorities`: whether a batch was appended that has another priority than the usual one. `has_expiries`: whether
     one was that expires by itself.
 
     - records `_first` to `_count - 1` hold offsets at or above `log_start_offset`; those before are dead;
@@ -81,7 +81,7 @@ class OffsetIndex:
         self._newest_us = -(1 << 63)
         self._moves = 0
         self.has_priorities = False
-        self.has_lives = False
+        self.has_expiries = False
 
     @classmethod
     def thawed(cls, frozen: FrozenIndex, path: Path | None = None) -> OffsetIndex:
@@ -91,7 +91,7 @@ class OffsetIndex:
         index._bytes_appended = frozen.bytes_appended
         index._newest_us = frozen.newest_us
         index._gaps = list(frozen.gaps)
-        index.has_priorities, index.has_lives = frozen.has_priorities, frozen.has_lives
+        index.has_priorities, index.has_expiries = frozen.has_priorities, frozen.has_expiries
         used, size = len(frozen.records), _FIRST_BYTES
         while size < used:
             size *= 2
@@ -125,7 +125,7 @@ class OffsetIndex:
             f"offset {published.base_offset} after {self.log_end_offset}"
         )
         self.has_priorities = self.has_priorities or published.priority != PRIORITY_USUAL
-        self.has_lives = self.has_lives or published.expires_us != 0
+        self.has_expiries = self.has_expiries or published.expires_us != 0
         self._newest_us = max(self._newest_us, published.timestamp_us)
         if (self._count + 1) * _SIZE > len(self._data):
             self._resize(max(_FIRST_BYTES, 2 * len(self._data)))
@@ -222,7 +222,7 @@ class OffsetIndex:
         with memoryview(self._data) as data, data[first * _SIZE : end * _SIZE] as records:
             return [(each[0], each[0] + each[5], each[8]) for each in _RECORD.iter_unpack(records)]
 
-    def lives(self, start_offset: int, most: int) -> list[tuple[int, int, int]]:
+    def expiries(self, start_offset: int, most: int) -> list[tuple[int, int, int]]:
         """Of the batches that hold offsets at or above `start_offset`, the first ones, at most `most`: where each
         begins and ends, and when it expires by itself, in microseconds since 1970; 0 for never."""
         first = self._first_from(start_offset)
@@ -289,7 +289,7 @@ class OffsetIndex:
             self._newest_us,
             tuple(self._gaps),
             self.has_priorities,
-            self.has_lives,
+            self.has_expiries,
             b"",
         )
         moves, at, end = self._moves, self._first * _SIZE, self._count * _SIZE

@@ -21,7 +21,7 @@ LENDING = (
     ),
     Fault(
         "a group's filter is not asked about what is lent",
-        "broker.queues.policy.lending:Ready._fit",
+        "broker.queues.policy.ready_records:ReadyRecords._fit",
         "self.masks.fit(self._state.settled.missing(first, end))",
         "self._state.settled.missing(first, end)",
         ("queue", "filter"),
@@ -35,7 +35,7 @@ LENDING = (
     ),
     Fault(
         "a member is lent what comes after a record that its filter keeps",
-        "broker.queues.policy.sifting:Mask.fit",
+        "broker.queues.policy.member_filters:Mask.fit",
         "yield from self._unfit.missing(first, end)",
         "yield first, end",
         ("queue", "sieves"),
@@ -115,7 +115,7 @@ IDLE = (
     ),
     Fault(
         "a group that has leases is idle",
-        "broker.queues.group.gathering:Gathering.used_ms",
+        "broker.queues.group.led_group:LedGroup.used_ms",
         "if self._asking or len(self.present) or (state is not None and (state.leases or state.outbox)):",
         "if self._asking or len(self.present):",
         ("idles", "long"),

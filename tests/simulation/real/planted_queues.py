@@ -7,7 +7,7 @@ from tests.simulation.real.fault import Fault
 QUEUES = (
     Fault(
         "what is judged before a trim is committed is written behind it",
-        "broker.queues.group.gathering:Gathering._gather",
+        "broker.queues.group.led_group:LedGroup._gather",
         "if self.partition.replica.trimming:",
         "if False:",
         ("queue", "purge", "lead"),
@@ -15,7 +15,7 @@ QUEUES = (
     ),
     Fault(
         "a lease is told before its entry is committed",
-        "broker.queues.group.gathering:Gathering._propose",
+        "broker.queues.group.led_group:LedGroup._propose",
         "self.partition.propose(work, lambda result: self._replied(draft, result), math.inf)",
         "self.partition.propose(work, lambda result: None, math.inf)\n        self._replied(draft, Done(draft.at[1]))",
         ("queue", "lead"),
@@ -29,7 +29,7 @@ QUEUES = (
     ),
     Fault(
         "what was lent to a former request answers a later one",
-        "broker.queues.group.gathering:Gathering._lent",
+        "broker.queues.group.led_group:LedGroup._lent",
         "asking, lease, runs = lending.asking, lending.lease, lending.choice.runs",
         "asking = self._asking._asking.get(lending.asking.member, lending.asking)\n"
         "    lease, runs = lending.lease, lending.choice.runs",
@@ -37,7 +37,7 @@ QUEUES = (
     ),
     Fault(
         "an answer that needs no entry does not wait for those that it rests on",
-        "broker.queues.group.gathering:Gathering._propose",
+        "broker.queues.group.led_group:LedGroup._propose",
         "draft.result = DONE\n        self._land()",
         "draft.result = DONE\n        self._flights.remove(draft)\n        self._finish(draft)",
         ("queue", "slow disk"),
@@ -128,7 +128,7 @@ QUEUES = (
     ),
     Fault(
         "a leader lends before its epoch start is committed",
-        "broker.queues.working:Working.gathering",
+        "broker.queues.working:Working.led_group",
         "if not partition.serving:",
         "if not partition.replica.leading:",
         ("queue", "lead", "busy"),
@@ -205,13 +205,13 @@ QUEUES = (
     Fault(
         "a new leader leaves its predecessor's outbox alone",
         "broker.queues.letters.outbox:Outbox.look",
-        "_Group(gathering, state)",
-        "_Group(gathering, state, max(state.outbox, default=-1))",
+        "_Group(led_group, state)",
+        "_Group(led_group, state, max(state.outbox, default=-1))",
         ("queue", "lead"),
     ),
     Fault(
         "numbers of an outbox are counted without the epoch",
-        "broker.queues.group.gathering:Gathering.__init__",
+        "broker.queues.group.led_group:LedGroup.__init__",
         "self.epoch << 32",
         "self.epoch << 8",
         ("queue",),
@@ -301,14 +301,14 @@ ORDER = (
     ),
     Fault(
         "a member is not told what went back with others",
-        "broker.queues.group.told:answer_to_wire",
+        "broker.queues.sessions:answer_to_wire",
         "in answer.pulled:",
         "in answer.pulled[:0]:",
         ("queue", "order"),
     ),
     Fault(
         "a member is told that more went back than did",
-        "broker.queues.group.told:answer_to_wire",
+        "broker.queues.sessions:answer_to_wire",
         "ranges=to_gaps(ranges))",
         "ranges=to_gaps(((ranges[0][0], ranges[-1][1] + 1),)))",
         ("queue", "order"),

@@ -19,7 +19,7 @@ SESSIONS = (
     ),
     Fault(
         "a member is pushed what an entry lends before it is answered what that settles",
-        "broker.queues.group.gathering:Gathering._finish",
+        "broker.queues.group.led_group:LedGroup._finish",
         "settling.answer(number, answer if error is None else Answer(error=error))",
         "self._loop.call_soon(settling.answer, number, answer if error is None else Answer(error=error))",
         ("queue", "pushed"),
@@ -40,14 +40,14 @@ SESSIONS = (
     ),
     Fault(
         "what a member does not claim when it comes back stays its own",
-        "broker.queues.group.gathering:Gathering._reconcile",
+        "broker.queues.group.led_group:LedGroup._reconcile",
         "if asking.returns else ([], True)",
         "if asking.returns and not asking.of_session else ([], True)",
         ("queue", "pushed"),
     ),
     Fault(
         "a member whose session broke is lost at once",
-        "broker.queues.group.gathering:Gathering.close_session",
+        "broker.queues.group.led_group:LedGroup.close_session",
         "self._now_ms() + self._resume_ms()",
         "self._now_ms()",
         ("queue", "pushed"),
@@ -61,7 +61,7 @@ SESSIONS = (
     ),
     Fault(
         "a lease that is pushed is told before its entry is committed",
-        "broker.queues.group.gathering:Gathering._propose",
+        "broker.queues.group.led_group:LedGroup._propose",
         "self.partition.propose(work, lambda result: self._replied(draft, result), math.inf)",
         "self.partition.propose(work, lambda result: None, math.inf)\n        self._replied(draft, Done(draft.at[1]))",
         ("queue", "pushed", "lead"),

@@ -26,10 +26,10 @@ from mq_broker.broker import server
 from mq_broker.broker.data import scheduled
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.queues import idle
-from mq_broker.broker.queues.group.gathering import Gathering
+from mq_broker.broker.queues.group.led_group import LedGroup
 from mq_broker.broker.queues.idle import Idle
 from mq_broker.broker.queues.letters.outbox import Outbox
-from mq_broker.broker.queues.policy import expiring, lives
+from mq_broker.broker.queues.policy import batch_expiries, expiring
 from mq_broker.core.messages import Effect, Event
 from mq_broker.core.replication.replica import Replica
 from mq_broker.core.work import state as work_state
@@ -313,7 +313,7 @@ class WatchedOutbox(Outbox):
             raise
 
 
-class WatchedGathering(Gathering):
+class WatchedGathering(LedGroup):
     """With nothing on its way a leader's own view of a queue group is what is committed."""
 
     def _land(self) -> None:
@@ -368,7 +368,7 @@ def substitutes(loop: VirtualLoop, network: Network) -> Table:
         (LogDamaged, WatchedDamage, "mq_broker.storage"),
         (Replica, WatchedReplica, "mq_broker.broker"),
         (server.Shell, KnownShell, "mq_broker.broker.server"),
-        (Gathering, WatchedGathering, "mq_broker.broker.queues.working"),
+        (LedGroup, WatchedGathering, "mq_broker.broker.queues.working"),
         (Outbox, WatchedOutbox, "mq_broker.broker.server"),
         (Idle, WatchedIdle, "mq_broker.broker.server"),
     ]
@@ -414,8 +414,10 @@ def in_place_of(table: Table, *, tight: bool = False, narrow: bool = False, swee
     if tight:
         undo += [(work_state, name, getattr(work_state, name)) for name in ("SPAN_MAX", "RUNS_MAX")]
         vars(work_state).update(SPAN_MAX=40, RUNS_MAX=8)
-        undo += [(lives, name, getattr(lives, name)) for name in ("_BLOCK", "BATCHES_MAX", "READ_AT_ONCE")]
-        vars(lives).update(_BLOCK=3, BATCHES_MAX=12, READ_AT_ONCE=4)
+        undo += [
+            (batch_expiries, name, getattr(batch_expiries, name)) for name in ("_BLOCK", "BATCHES_MAX", "READ_AT_ONCE")
+        ]
+        vars(batch_expiries).update(_BLOCK=3, BATCHES_MAX=12, READ_AT_ONCE=4)
         undo.append((expiring, "FOUND_AT_ONCE", expiring.FOUND_AT_ONCE))
         vars(expiring).update(FOUND_AT_ONCE=1)
     if narrow:

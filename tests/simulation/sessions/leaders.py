@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from mq_broker.broker.queues.asked import Asked
-from mq_broker.broker.queues.group.gathering import Gathering
+from mq_broker.broker.queues.group.led_group import LedGroup
 from mq_broker.broker.queues.letters.outputs import Outputs
 from mq_broker.broker.queues.policy.declared import Queue
 from mq_broker.broker.queues.policy.ordering import ByKey
@@ -137,7 +137,7 @@ class Broker:
         loop = asyncio.get_running_loop()
         self.number, self.address = number, f"b:{number}"
         self._logs, self._keys_s = logs, keys_s
-        self._reading: set[Gathering] = set()
+        self._reading: set[LedGroup] = set()
         shell: Any = SimpleNamespace(
             now_ms=lambda: int(loop.time() * 1000),
             on_role=[],
@@ -158,19 +158,19 @@ class Broker:
     async def _topic(self, _name: str) -> Any:
         return self._logs[0].topic
 
-    def _read_keys(self, gathering: Gathering, policy: Policy) -> None:
-        if isinstance(policy.ready, ByKey) and gathering not in self._reading:
-            self._reading.add(gathering)
-            asyncio.get_running_loop().call_later(self._keys_s(), self._give_keys, gathering, policy, policy.ready)
+    def _read_keys(self, led_group: LedGroup, policy: Policy) -> None:
+        if isinstance(policy.ready, ByKey) and led_group not in self._reading:
+            self._reading.add(led_group)
+            asyncio.get_running_loop().call_later(self._keys_s(), self._give_keys, led_group, policy, policy.ready)
 
-    def _give_keys(self, gathering: Gathering, policy: Policy, ready: ByKey) -> None:
-        self._reading.discard(gathering)
-        log: Any = gathering.partition
-        wanted = ready.to_read(log.next_offset) if gathering.reads(policy) else None
+    def _give_keys(self, led_group: LedGroup, policy: Policy, ready: ByKey) -> None:
+        self._reading.discard(led_group)
+        log: Any = led_group.partition
+        wanted = ready.to_read(log.next_offset) if led_group.reads(policy) else None
         if wanted is not None:
             keyed = [(offset, key) for offset in range(*wanted) if (key := log.keys[offset]) is not None]
             ready.add(wanted[1], [offset for offset, _ in keyed], [hash_of(key) for _, key in keyed])
-        gathering.wake()
+        led_group.wake()
 
     def take_up(self) -> None:
         self.working.settings_changed()

@@ -394,8 +394,8 @@ class _Watched:
         for log in world.logs:
             if not log.serving:
                 continue
-            gathering = world.brokers[log.home - 1].working.gathering(log, GROUP)
-            if plan.order is Order.ALL and gathering.active not in ("", None, self._member.name):
+            led_group = world.brokers[log.home - 1].working.led_group(log, GROUP)
+            if plan.order is Order.ALL and led_group.active not in ("", None, self._member.name):
                 continue
             most = min(room, READY_ENOUGH) - found
             found += log.ready_for(self._member.name, plan.order, now_us(), plan.limit, most)

@@ -96,7 +96,7 @@ class Idle:
         watched = self._watched.get((partition, group))
         if watched is None or not partition.serving or partition.replica.leader_epoch != watched.epoch:
             return 0
-        used_ms = self._working.gathering(partition, group).used_ms()
+        used_ms = self._working.led_group(partition, group).used_ms()
         watched.since_ms = max(watched.since_ms, used_ms)
         return now_ms - watched.since_ms
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from mq_broker.broker.host.partition import Partition
-from mq_broker.broker.queues.group.gathering import Gathering
+from mq_broker.broker.queues.group.led_group import LedGroup
 from mq_broker.broker.queues.group.requests import Asking, Item, Lent, Settling
 from mq_broker.core.work.ranges import Ranges
 from mq_broker.core.work.settling import Answer
@@ -186,7 +186,7 @@ class Session:
         self.told: deque[News] = deque()
         self._unread = 0
         self.settles = 0  # spoken so far
-        self._gathering: Gathering
+        self._gathering: LedGroup
         self._news = news
         self._load = load
         self._claims = claims
@@ -206,10 +206,10 @@ class Session:
     def priority(self) -> int:
         return self.terms.priority
 
-    def begin(self, gathering: Gathering) -> None:
+    def begin(self, led_group: LedGroup) -> None:
         """From now on it is asked for what the member wants, and at once what of its claims holds."""
-        self._gathering = gathering
-        gathering.open_session(self)
+        self._gathering = led_group
+        led_group.open_session(self)
         self._ask()
 
     # ------------------------------------------------------------------ what the member says

@@ -14,7 +14,6 @@ from typing import Final
 
 from mq_broker.broker.queues.asked import Asked, check_epochs, lease_of
 from mq_broker.broker.queues.group.requests import Lent
-from mq_broker.broker.queues.group.told import answer_to_wire, lease_to_wire, lent_to_wire
 from mq_broker.broker.queues.lent_rows import ROWS_BYTES_MAX, lent_rows
 from mq_broker.broker.queues.letters.outputs import Outputs, last_number
 from mq_broker.broker.queues.session import (
@@ -31,6 +30,9 @@ from mq_broker.broker.queues.session import (
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.streams import in_turns, side_by_side
+from mq_broker.core.work.ranges import Ranges, to_gaps
+from mq_broker.core.work.settling import Answer
+from mq_broker.core.work.steps import LeaseId
 from mq_broker.rpc.callers import caller
 from mq_broker.rpc.pacing import room_to_lend
 from mq_broker.rpc.service import Send
@@ -43,6 +45,7 @@ from mq_protocol.limits import (
     WORK_SESSIONS_PER_BROKER_MAX,
 )
 from mq_protocol.names import check_member_key
+from mq_protocol.queues.settings import Order
 from mq_protocol.wire.envelope import Buffer, Envelope
 from mq_protocol.wire.error_messages import to_wire
 
@@ -50,9 +53,10 @@ UNTOLD_MAX: Final = 20_000
 """Ranges of answers and leases that wait to be told to a stream that does not read. What it asks past that waits in
 TCP."""
 
-
 ANSWER_BYTES: Final = 256
 """What an answer counts beside its own bytes: it may have none, and half a million of them would be one message."""
+
+_ORDERS: Final = {Order.NONE: pb.ORDER_NONE, Order.KEY: pb.ORDER_KEY, Order.ALL: pb.ORDER_ALL}
 
 
 class Sessions:
@@ -133,8 +137,8 @@ class _Stream:
         partition = await asked.partition(opened)
         claims = await asked.claims(partition, opened.held)
         await asked.check_terms(partition, said.terms)
-        gathering = self._all.working.gathering(partition, opened.group)
-        here = len(gathering.present)
+        led_group = self._all.working.led_group(partition, opened.group)
+        here = len(led_group.present)
         if here >= WORK_SESSIONS_MAX or self._all.load.sessions >= WORK_SESSIONS_PER_BROKER_MAX:
             raise Overloaded(
                 f"{partition.name} has {here} sessions of group {opened.group!r}, and this broker "
@@ -143,7 +147,7 @@ class _Stream:
         session = Session(said.session, partition, opened, claims, said.terms, self._note, self._all.load)
         self._sessions[said.session] = session
         self._all.load.sessions += 1
-        session.begin(gathering)
+        session.begin(led_group)
         return session
 
     async def _settle(self, session: Session, said: pb.SessionRequest) -> None:
@@ -256,3 +260,35 @@ class _Stream:
             case _:
                 said.error.CopyFrom(to_wire(news))
         return 64
+
+
+def lent_to_wire(lent: Lent, number: int) -> pb.LeaseResponse:
+    """`number`: of the member's last ack with outputs."""
+    ranges: Ranges = tuple((run.first, run.end) for run in lent.runs)
+    response = pb.LeaseResponse(
+        ranges=to_gaps(ranges),
+        deliveries=[run.deliveries for run in lent.runs],
+        failures=[run.failures for run in lent.runs],
+        lease_ms=lent.lease_ms,
+        ready=lent.ready,
+        number=number,
+        order=_ORDERS[lent.order],
+        order_by=lent.order_by,
+    )
+    if lent.lease is not None:
+        response.lease.CopyFrom(lease_to_wire(lent.lease))
+    return response
+
+
+def answer_to_wire(answer: Answer) -> pb.SettleAnswer:
+    told = pb.SettleAnswer(lost=to_gaps(answer.lost))
+    for lease, ranges in answer.pulled:
+        told.pulled.add(lease=lease_to_wire(lease), ranges=to_gaps(ranges))
+    if answer.error is not None:
+        told.error.CopyFrom(to_wire(answer.error))
+    return told
+
+
+def lease_to_wire(lease: LeaseId) -> pb.LeaseId:
+    epoch, entry, step = lease
+    return pb.LeaseId(leader_epoch=epoch, entry=entry, step=step)

@@ -14,7 +14,7 @@ from typing import Final
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
-from mq_broker.broker.queues.group.gathering import AGAIN_S, Gathering
+from mq_broker.broker.queues.group.led_group import AGAIN_S, LedGroup
 from mq_broker.broker.queues.group.requests import OwnSteps
 from mq_broker.broker.queues.policy.declared import Declared
 from mq_broker.broker.queues.policy.length import Kept
@@ -36,11 +36,11 @@ class _Led:
 
     epoch: int
     observer: Callable[[], None]
-    groups: dict[str, Gathering] = field(default_factory=dict)
+    groups: dict[str, LedGroup] = field(default_factory=dict)
 
 
 class Working:
-    """Owns the gathering of each queue group and partition that is led here. `now_us`: the time that is believed, in
+    """Owns the led_group of each queue group and partition that is led here. `now_us`: the time that is believed, in
     microseconds since 1970. `on_outbox`: publishes what a group has decided. `on_doomed`: sends its dead
     letters. `on_rows`: looks at its records, for their keys or for filters."""
 
@@ -49,9 +49,9 @@ class Working:
         shell: Shell,
         declared: Declared,
         now_us: Callable[[], int],
-        on_outbox: Callable[[Gathering, WorkState], None] = lambda *_: None,
-        on_doomed: Callable[[Gathering], None] = lambda _: None,
-        on_rows: Callable[[Gathering, Policy], None] = lambda *_: None,
+        on_outbox: Callable[[LedGroup, WorkState], None] = lambda *_: None,
+        on_doomed: Callable[[LedGroup], None] = lambda _: None,
+        on_rows: Callable[[LedGroup, Policy], None] = lambda *_: None,
     ) -> None:
         self._shell = shell
         self._on_rows = on_rows
@@ -70,19 +70,19 @@ class Working:
         members ask. Returns once they are committed. Raises `NotLeader` when the leadership ends before, and whatever
         the entry was refused with; nothing is tried again."""
         own = OwnSteps(life, tuple(steps))
-        self.gathering(partition, group).add(own)
+        self.led_group(partition, group).add(own)
         await own.written
 
     # ------------------------------------------------------------------ who leads
 
-    def gathering(self, partition: Partition, group: str) -> Gathering:
+    def led_group(self, partition: Partition, group: str) -> LedGroup:
         """Raises `NotLeader` unless the partition is served here."""
         if not partition.serving:
             raise partition.not_leader()
         led = self._led(partition)
         known = led.groups.get(group)
         if known is None:
-            known = led.groups[group] = Gathering(
+            known = led.groups[group] = LedGroup(
                 partition,
                 group,
                 lambda: self._declared.find(partition, group),
@@ -97,15 +97,15 @@ class Working:
             )
         return known
 
-    def _refused(self, gathering: Gathering, error: TritonMQError) -> None:
+    def _refused(self, led_group: LedGroup, error: TritonMQError) -> None:
         """An entry of the group was, though this broker may lead still: its disk is full. What others rest on it is
         over, too. The group begins anew, as with a new leader."""
-        partition, group = gathering.partition, gathering.group
+        partition, group = led_group.partition, led_group.group
         self._look(partition)
         led = self._groups.get(partition)
-        if led is not None and led.groups.get(group) is gathering:
+        if led is not None and led.groups.get(group) is led_group:
             del led.groups[group]
-            gathering.close(error)
+            led_group.close(error)
             self._loop.call_later(AGAIN_S, self._take_up, partition)
 
     def _led(self, partition: Partition) -> _Led:
@@ -120,20 +120,20 @@ class Working:
     def kept(self, partition: Partition, group: str) -> Kept | None:
         """How many bytes are kept for the group, if that is known here."""
         led = self._groups.get(partition)
-        gathering = led.groups.get(group) if led is not None and led.epoch == partition.replica.leader_epoch else None
-        return gathering.bounding.kept if gathering is not None else None
+        led_group = led.groups.get(group) if led is not None and led.epoch == partition.replica.leader_epoch else None
+        return led_group.bounding.kept if led_group is not None else None
 
     def blocked_by(self, partition: Partition, group: str) -> int | None:
         """The record that others of the group wait for, which is not lent for now."""
         led = self._groups.get(partition)
-        gathering = led.groups.get(group) if led is not None else None
-        return gathering.blocked_by() if gathering is not None else None
+        led_group = led.groups.get(group) if led is not None else None
+        return led_group.blocked_by() if led_group is not None else None
 
     def asked(self, partition: Partition, group: str) -> bool:
         """Whether a member waits to be lent any record."""
         led = self._groups.get(partition)
-        gathering = led.groups.get(group) if led is not None else None
-        return gathering is not None and gathering.asked
+        led_group = led.groups.get(group) if led is not None else None
+        return led_group is not None and led_group.asked
 
     def settings_changed(self, changed: Collection[str] | None = None) -> None:
         """Queue groups of those topics (None: of any) may have been declared, changed or deleted."""
@@ -141,8 +141,8 @@ class Working:
             if partition.replica.machine.work:
                 self._take_up(partition)
         for led in self._groups.values():
-            for gathering in led.groups.values():
-                gathering.wake()
+            for led_group in led.groups.values():
+                led_group.wake()
 
     def _role_changed(self, partition: Partition) -> None:
         self._loop.call_soon(self._take_up, partition)  # the core is in the middle of a step
@@ -156,7 +156,7 @@ class Working:
             self._led(partition)  # a batch may come that expires, though nobody asks
         for group, state in partition.replica.machine.work.items():
             if state.runs or state.outbox or goes_by_itself(self._declared.find(partition, group), partition.index):
-                self.gathering(partition, group).wake()
+                self.led_group(partition, group).wake()
 
     def _changed(self, partition: Partition) -> None:
         """Observer: something became readable, or the role changed."""
@@ -164,11 +164,11 @@ class Working:
         led = self._groups.get(partition)
         if led is None:
             return
-        if partition.index.has_lives and not led.groups.keys() >= partition.replica.machine.work.keys():
+        if partition.index.has_expiries and not led.groups.keys() >= partition.replica.machine.work.keys():
             self._take_up(partition)
-        for gathering in led.groups.values():
-            if gathering.waits:
-                gathering.wake()
+        for led_group in led.groups.values():
+            if led_group.waits:
+                led_group.wake()
 
     def _look(self, partition: Partition) -> None:
         """End what belongs to a leadership that is over."""
@@ -177,8 +177,8 @@ class Working:
             return
         del self._groups[partition]
         partition.observers.discard(led.observer)
-        for gathering in led.groups.values():
-            gathering.close(partition.not_leader())
+        for led_group in led.groups.values():
+            led_group.close(partition.not_leader())
 
     # ------------------------------------------------------------------ time
 
@@ -197,9 +197,9 @@ class Working:
         self._beat = None
         now_ms = self._shell.now_ms()
         for led in self._groups.values():
-            for gathering in led.groups.values():
-                if gathering.has_clocks:
+            for led_group in led.groups.values():
+                if led_group.has_clocks:
                     if slept:
-                        gathering.slept(now_ms)
-                    gathering.beat(now_ms)
+                        led_group.slept(now_ms)
+                    led_group.beat(now_ms)
                     self._keep_time()

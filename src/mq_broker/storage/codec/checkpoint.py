@@ -115,7 +115,7 @@ def decode_checkpoint(place: Place, data: Buffer) -> StoredCheckpoint:
         ends = array("Q")
         ends.frombytes(ends_part)
         numbers = head["index"]
-        start, end, nbytes, newest_us, gaps, has_priorities, has_lives = numbers
+        start, end, nbytes, newest_us, gaps, has_priorities, has_expiries = numbers
         checkpoint = StoredCheckpoint(
             head["log_id"],
             head["base_index"],
@@ -130,7 +130,7 @@ def decode_checkpoint(place: Place, data: Buffer) -> StoredCheckpoint:
                 newest_us,
                 tuple((first, following) for first, following in gaps),
                 has_priorities,
-                has_lives,
+                has_expiries,
                 bytes(records),
             ),
         )

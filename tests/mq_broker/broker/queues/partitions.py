@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from mq_broker.broker.metadata.topics import Topic
-from mq_broker.broker.queues.group.gathering import Gathering
+from mq_broker.broker.queues.group.led_group import LedGroup
 from mq_broker.broker.queues.group.requests import Asking, Item, Lent, Settling
 from mq_broker.broker.queues.policy.declared import Queue
 from mq_broker.broker.queues.policy.ordering import ByKey
@@ -281,7 +281,7 @@ class Settled(Settling):
 
 
 class Group:
-    """The gathering of group `g` in a partition, with clocks that the test sets. `told_of_doomed`: grows with each word
+    """The led_group of group `g` in a partition, with clocks that the test sets. `told_of_doomed`: grows with each word
     that there are records for the dead-letter topic; `refused`: with each entry that was. `keys`: what is known of an
     order by key."""
 
@@ -290,18 +290,18 @@ class Group:
         self.led.apply("g", 1, Begin(0))
         self.queue: Queue | None = Queue("g", 1, 0, QueueSettings(**settings))
         self.ms, self.us = 1_000_000, 1_000_000_000
-        self.told_of_doomed: list[Gathering] = []
-        self.on_doomed: Callable[[Gathering], None] = self.told_of_doomed.append
-        self.on_outbox: Callable[[Gathering, WorkState], None] = lambda *_: None
-        self.on_rows: Callable[[Gathering, Policy], None] = self._read
+        self.told_of_doomed: list[LedGroup] = []
+        self.on_doomed: Callable[[LedGroup], None] = self.told_of_doomed.append
+        self.on_outbox: Callable[[LedGroup, WorkState], None] = lambda *_: None
+        self.on_rows: Callable[[LedGroup, Policy], None] = self._read
         self.refused: list[TritonMQError] = []
-        self.gathering = self._gathering()
+        self.led_group = self._gathering()
         self.key_of: Callable[[int], int | None] = lambda _: None
         self.reads = True
         self.keys: ByKey | None = None
 
-    def _gathering(self) -> Gathering:
-        return Gathering(
+    def _gathering(self) -> LedGroup:
+        return LedGroup(
             self.led,
             "g",
             lambda: self.queue,
@@ -317,41 +317,41 @@ class Group:
 
     def lead_anew(self) -> None:
         """Somebody leads who knows the state alone, and nothing of members, clocks and keys."""
-        self.gathering.close(self.led.not_leader())
-        self.gathering = self._gathering()
-        self.gathering.wake()
+        self.led_group.close(self.led.not_leader())
+        self.led_group = self._gathering()
+        self.led_group.wake()
 
-    def _read(self, gathering: Gathering, policy: Policy) -> None:
+    def _read(self, led_group: LedGroup, policy: Policy) -> None:
         """As many keys as it wants, at once."""
         keys = policy.ready
         self.keys = keys if isinstance(keys, ByKey) else None
         while self.reads and isinstance(keys, ByKey) and (wanted := keys.to_read(self.led.next_offset)) is not None:
             known = [(offset, key) for offset in range(*wanted) if (key := self.key_of(offset)) is not None]
             keys.add(wanted[1], [offset for offset, _ in known], [key for _, key in known])
-        gathering.wake()
+        led_group.wake()
 
     def declare(self, life: int = 1, **settings: Any) -> None:
         """From now on these are the settings."""
         assert self.queue is not None
         self.queue = Queue("g", life, 0, replace(self.queue.settings, **settings))
-        self.gathering.wake()
+        self.led_group.wake()
 
     def ask(
         self, member: str, records_max: int = 10, *, key: bytes = b"", held: Iterable[LeaseId] = (), **fields: Any
     ) -> Asked:
         """`held`: whole leases."""
         asking = Asked(member, key, records_max, held=dict.fromkeys(held, ()), **fields)
-        self.gathering.ask(asking)
+        self.led_group.ask(asking)
         return asking
 
     def hurry(self, asking: Asking) -> None:
         """It waits no longer."""
         asking.once = True
-        self.gathering.wake()
+        self.led_group.wake()
 
     def settle(self, *items: Item) -> Settled:
         settling = Settled(items)
-        self.gathering.settle(settling)
+        self.led_group.settle(settling)
         return settling
 
     def ack(self, member: str, lease: LeaseId | None, *ranges: tuple[int, int]) -> Settled:
@@ -364,7 +364,7 @@ class Group:
     def pass_ms(self, ms: int) -> None:
         self.ms += ms
         self.us += ms * 1_000
-        self.gathering.beat(self.ms)
+        self.led_group.beat(self.ms)
 
     @property
     def state(self) -> WorkState:

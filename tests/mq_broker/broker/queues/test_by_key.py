@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from mq_broker.broker.queues.policy import lending, ordering
-from mq_broker.broker.queues.policy.lending import Choice, Wish
+from mq_broker.broker.queues.policy import ordering, ready_records
 from mq_broker.broker.queues.policy.ordering import ByKey
+from mq_broker.broker.queues.policy.ready_records import Choice, Wish
 from mq_broker.core.work.ranges import Range, joined
 from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.state import NO_MARK, WorkState
@@ -186,7 +186,7 @@ def test_a_member_is_lent_what_a_look_at_every_record_says(seed: int, monkeypatc
         monkeypatch.setattr(ordering, "_WALKED_AT_ONCE", 3)
         monkeypatch.setattr(ordering, "_BLOCK_RECORDS", 4)
     if seed % 2:
-        for module in (ordering, lending):
+        for module in (ordering, ready_records):
             monkeypatch.setattr(module, "CAME_BACK_MAX", 4)
     leader = Leader("".join(rng.choice("ppqrs " if seed % 4 else "pq   ") for _ in range(END)))
     for _ in range(60):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from mq_broker.broker.metadata.topics import Topic
-from mq_broker.broker.queues.group.gathering import Gathering
+from mq_broker.broker.queues.group.led_group import LedGroup
 from mq_broker.broker.queues.group.row_reading import RowReading, unfit_of
 from mq_broker.broker.queues.policy.policy import Policy
 from mq_broker.coordination.interface import TopicSpec
@@ -118,9 +118,9 @@ async def test_a_filter_that_nobody_goes_by_any_more_is_not_kept() -> None:
     around: Any = Around(led.topic)
     reading, filters = RowReading(around, around), []
 
-    def look(gathering: Gathering, policy: Policy) -> None:
+    def look(led_group: LedGroup, policy: Policy) -> None:
         filters.extend(map(weakref.ref, policy.wanting()))
-        reading.look(gathering, policy)
+        reading.look(led_group, policy)
 
     group = Group(led=led, filter="n > 5")
     group.on_rows = look

@@ -105,29 +105,29 @@ async def test_a_group_is_in_use_while_a_member_waits_or_has_a_lease_and_when_it
     group = Group(10)
     began = group.ms
     group.ms += 100
-    assert group.gathering.used_ms() == began
+    assert group.led_group.used_ms() == began
     asking = group.ask("a", 0)
     group.ms += 100
-    assert group.gathering.used_ms() == began + 200, "it waits"
+    assert group.led_group.used_ms() == began + 200, "it waits"
     group.ms += 100
-    group.gathering.leave(asking)
+    group.led_group.leave(asking)
     group.ms += 100
-    assert group.gathering.used_ms() == began + 300
+    assert group.led_group.used_ms() == began + 300
     group.led.apply("g", 1, Lease(((0, 2),), "a"))
     group.ms += 100
-    assert group.gathering.used_ms() == began + 500
+    assert group.led_group.used_ms() == began + 500
     [lease] = group.state.leases
     group.ms += 100
     group.ack("a", lease, (0, 2))
     await rounds()
     group.ms += 100
     assert not group.state.leases
-    assert group.gathering.used_ms() == began + 600
+    assert group.led_group.used_ms() == began + 600
     session: Any = SimpleNamespace(member="s", key=b"", priority=0, lasting=False, end=lambda _: None)
-    group.gathering.present.come(session, "g", replaced_before=False)
+    group.led_group.present.come(session, "g", replaced_before=False)
     group.ms += 100
-    assert group.gathering.used_ms() == began + 800, "a member has a session, and need not say anything"
-    group.gathering.present.leave(session, None)
+    assert group.led_group.used_ms() == began + 800, "a member has a session, and need not say anything"
+    group.led_group.present.leave(session, None)
     group.led.apply("g", 1, Send(((2, 3),), Reason.REJECTED, 1, ()))
     group.ms += 100
-    assert group.gathering.used_ms() == began + 900, "what is decided is to be published"
+    assert group.led_group.used_ms() == began + 900, "what is decided is to be published"

@@ -226,6 +226,6 @@ async def test_a_record_that_comes_as_a_reading_ends_is_read_as_well() -> None:
 
     world.around.spawn, world.group.on_rows = spawn_one, look
     led.put(records(b"a"))  # it waits for the first of its key, so nothing more comes of it
-    world.group.gathering.wake()
+    world.group.led_group.wake()
     await asyncio.sleep(60)
     assert offsets(other) == [(2, 3)]

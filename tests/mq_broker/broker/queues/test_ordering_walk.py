@@ -11,9 +11,9 @@ from random import Random
 
 import pytest
 
-from mq_broker.broker.queues.group import gathering
+from mq_broker.broker.queues.group import led_group
 from mq_broker.broker.queues.group.requests import OwnSteps
-from mq_broker.broker.queues.policy import lending, ordering
+from mq_broker.broker.queues.policy import ordering, ready_records
 from mq_broker.broker.queues.policy.ordering import STAYS_MS
 from mq_broker.core.work.settling import Ack, Failed, Outcome, Rejected, Release
 from mq_broker.core.work.state import NO_MARK
@@ -29,8 +29,8 @@ SMALL_BOUNDS = [
     (ordering, "_WALKED_AT_ONCE", 3),
     (ordering, "_BLOCK_RECORDS", 4),
     (ordering, "CAME_BACK_MAX", 4),
-    (lending, "CAME_BACK_MAX", 4),
-    (gathering, "SCANNED_AT_ONCE", 5),
+    (ready_records, "CAME_BACK_MAX", 4),
+    (led_group, "SCANNED_AT_ONCE", 5),
 ]
 
 
@@ -60,13 +60,13 @@ class Walk:
                 await self.settle(member)
             case 8:
                 group.pass_ms(random.choice((10, 600, 1_500, 6_000)))
-                group.gathering.wake()
+                group.led_group.wake()
             case 9 if group.led.next_offset < 350:
                 group.led.append(random.randint(1, 20))
-                group.gathering.wake()
+                group.led_group.wake()
             case 10 if random.random() < 0.2:
                 group.led.trim(random.randint(group.state.base, group.led.next_offset))
-                group.gathering.wake()
+                group.led_group.wake()
             case 10 if random.random() < 0.3:
                 group.lead_anew()
             case 10:
@@ -75,7 +75,7 @@ class Walk:
                 first = random.randrange(group.led.next_offset)
                 ranges = ((first, first + 1),)
                 step = random.choice((Reset(ranges), Drop(ranges, Reason.PURGED)))
-                group.gathering.add(OwnSteps(1, (step,)))
+                group.led_group.add(OwnSteps(1, (step,)))
         await rounds()
         self.check()
         if random.random() < 0.4:
@@ -89,7 +89,7 @@ class Walk:
         while before != list(group.state.leases):  # those that run out; and who had them is waited for
             before = list(group.state.leases)
             group.pass_ms(STAYS_MS)
-            group.gathering.wake()
+            group.led_group.wake()
             await rounds()
         if self.order is Order.ALL:
             member = next(iter(group.leased()), member)
@@ -194,7 +194,7 @@ class Walk:
             await self.hear(member, asking)
         for settling in asked:
             if not settling.answered.done():  # it has overtaken another one
-                group.gathering.withdraw(settling)
+                group.led_group.withdraw(settling)
 
     def check(self) -> None:
         state = self.group.state
@@ -218,7 +218,7 @@ class Walk:
                 return
             group.pass_ms(6_000)
             end = group.led.next_offset
-            group.gathering.add(OwnSteps(1, (Reset(((0, end),)),)))
+            group.led_group.add(OwnSteps(1, (Reset(((0, end),)),)))
             await rounds()
             await self.ask("a", 50)
             for lease, offsets in self.held["a"].items():

@@ -24,7 +24,7 @@ async def opened(group: Group, member: str = "a", *, load: Load | None = None) -
     """A session that was told what of its claims holds."""
     first = pb.WorkOpen(topic="t", group="g", member=member, member_key=b"k" * 16)
     session = Session(1, group.led, first, {}, pb.WorkTerms(), lambda *_: None, load or Load())
-    session.begin(group.gathering)
+    session.begin(group.led_group)
     await rounds()
     return session
 
@@ -110,7 +110,7 @@ async def test_a_member_is_told_that_nothing_is_ready_where_its_last_lease_said_
     await rounds()
     assert told(session) == [Ready(False)]
     group.led.append(6)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     [lent] = told(session)
     assert isinstance(lent, Lent)
@@ -179,7 +179,7 @@ async def test_a_session_that_does_not_read_is_lent_no_more_until_it_does(monkey
     give(session, 1_000, watch=False)
     for _ in range(20):
         group.led.append(1)
-        group.gathering.wake()
+        group.led_group.wake()
         await rounds()
     assert group.state.leased < 10, "what it has not read takes memory"
     lent = 0
@@ -306,7 +306,7 @@ async def test_outputs_that_are_looked_for_as_the_session_ends_are_not_published
 async def opened_lasting(group: Group, claims: dict[LeaseId, Ranges] | None = None) -> Session:
     first = pb.WorkOpen(topic="t", group="g", member="a", member_key=b"k" * 16, lasting=True)
     session = Session(1, group.led, first, claims or {}, pb.WorkTerms(), lambda *_: None, Load())
-    session.begin(group.gathering)
+    session.begin(group.led_group)
     await rounds()
     return session
 
@@ -333,7 +333,7 @@ async def test_a_credit_for_once_is_void_once_something_was_lent_or_nothing_is_r
     await rounds()
     assert lent_once(session) == ([(3, 4)], 9)
     group.led.append(2)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert (told(session), group.leased()) == ([], {"a": ((0, 3), (3, 4))})
     session.close(clean=True)

@@ -7,8 +7,8 @@ from collections.abc import Container
 import pytest
 
 from mq_broker.broker.queues.policy import ordering
-from mq_broker.broker.queues.policy.lending import Choice, Wish
 from mq_broker.broker.queues.policy.ordering import STAYS_MS, ByKey, Single
+from mq_broker.broker.queues.policy.ready_records import Choice, Wish
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Lease, LeaseId, Reject, Return, Step
 

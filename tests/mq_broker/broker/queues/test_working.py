@@ -30,7 +30,7 @@ class World:
 
     def asks(self, member: str) -> asyncio.Future[Lent]:
         asked = Asked(member, b"", 1)
-        self.working.gathering(self.led, "g").ask(asked)
+        self.working.led_group(self.led, "g").ask(asked)
         return asked.answered
 
 
@@ -64,7 +64,7 @@ async def test_leases_of_a_former_leader_run_out_though_nobody_asks_anything() -
 @virtual_time
 async def test_what_a_former_leader_has_decided_is_published_by_the_next_though_nobody_asks() -> None:
     looked: list[str] = []
-    world = World(10, on_outbox=lambda gathering, _: looked.append(gathering.group))
+    world = World(10, on_outbox=lambda led_group, _: looked.append(led_group.group))
     line = OutputLine("1" * 32, 0, (bytes(16),))
     world.led.apply("g", 1, Send((), Reason.OUTPUT, 1, (line,)), epoch=1)
     [became_leader] = world.roles
@@ -80,7 +80,7 @@ async def test_a_group_whose_entry_the_disk_refused_begins_anew_and_knows_what_i
     world.led.keeps_up = False
     cut = world.asks("b")
     await rounds()
-    before = world.working.gathering(world.led, "g")
+    before = world.working.led_group(world.led, "g")
     world.led.cut(DiskFull("full"))
     with pytest.raises(DiskFull):
         await cut
@@ -91,7 +91,7 @@ async def test_a_group_whose_entry_the_disk_refused_begins_anew_and_knows_what_i
     assert [(run.first, run.end) for run in again.runs] == [(1, 2)], "nobody has it"
     assert lent.lease is not None
     settled = Settled([Settle(lent.lease, "a", ((0, 1),), Ack())])
-    world.working.gathering(world.led, "g").settle(settled)
+    world.working.led_group(world.led, "g").settle(settled)
     assert await settled.answered == [Answer()]
 
 

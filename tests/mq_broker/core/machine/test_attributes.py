@@ -72,7 +72,7 @@ def test_a_staged_batch_keeps_its_priority_in_a_snapshot() -> None:
 
 def test_the_offset_index_tells_the_priority_of_a_batch() -> None:
     index = OffsetIndex()
-    assert not index.has_lives
+    assert not index.has_expiries
     batches = [Published(3 * n, 3, n + 1, n, 10, 10, priority) for n, priority in enumerate((4, 0, 31))]
     for batch in batches:
         index.append(batch)
@@ -94,8 +94,8 @@ def test_the_life_of_a_batch_counts_from_when_it_is_readable(operations: tuple[O
     index = OffsetIndex()
     for each in published:
         index.append(each)
-    assert index.has_lives
-    assert (index.find(2).expires_us, index.lives(0, 9)) == (at_us + 7_000, [(0, 3, at_us + 7_000)])
+    assert index.has_expiries
+    assert (index.find(2).expires_us, index.expiries(0, 9)) == (at_us + 7_000, [(0, 3, at_us + 7_000)])
 
 
 def test_a_staged_batch_keeps_its_life_in_a_snapshot() -> None:

@@ -94,7 +94,7 @@ def _relative(frozen: FrozenIndex) -> tuple[object, ...]:
         batch = index.find(at)
         batches.append((batch, index.newest_us(at), index.bytes_between(0, at)))
         at = index.kept_from(batch.base_offset + batch.record_count)
-    return batches, frozen[:2], frozen.gaps, frozen.has_priorities, frozen.has_lives, index.bytes_total
+    return batches, frozen[:2], frozen.gaps, frozen.has_priorities, frozen.has_expiries, index.bytes_total
 
 
 async def written(bed: Bed, frames: list[Frame], last_index: int) -> Derived:

@@ -1,6 +1,6 @@
 """One queue group in one partition, at its leader.
 
-gathering   requests become entries, several on their way at a time; draft: what is put into one entry
+led_group   requests become entries, several on their way at a time; draft: what is put into one entry
 choosing    who of those that wait is lent what; waiting: whose turn it is
 requests    what members ask, and are told; unsettled: what they ask to settle, until it has an answer
 holdings    what is lent, to whom and for how long; clocks: when leases run out

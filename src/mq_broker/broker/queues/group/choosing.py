@@ -12,8 +12,8 @@ from mq_broker.broker.queues.group.holdings import INHERITED_LEASE_MS_MIN, Holdi
 from mq_broker.broker.queues.group.requests import Asking, Lent
 from mq_broker.broker.queues.group.waiting import Waiting
 from mq_broker.broker.queues.policy.declared import Queue
-from mq_broker.broker.queues.policy.lending import Ready, Wish, fitting
 from mq_broker.broker.queues.policy.policy import Policy
+from mq_broker.broker.queues.policy.ready_records import ReadyRecords, Wish, fitting
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Step
 from mq_protocol.errors import TritonMQError
@@ -124,7 +124,7 @@ class Choosing:
             self._wake()
         return is_ready is False
 
-    def _is_reserved(self, member: str, ready: Ready, queue: Queue, now_ms: int, now_us: int) -> bool:
+    def _is_reserved(self, member: str, ready: ReadyRecords, queue: Queue, now_ms: int, now_us: int) -> bool:
         """Whether this member is to be lent nothing until it holds nothing, since a record waits that must be lent
         alone. One member at a time; another one, if it takes longer than a lease."""
         if not ready.waits_alone(now_us):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mq_broker.broker.queues.group.requests import Asking, Lent, OwnSteps, Sending, Settling
-from mq_broker.broker.queues.policy.lending import RANGES_PER_LEASE_MAX, Choice
+from mq_broker.broker.queues.policy.ready_records import RANGES_PER_LEASE_MAX, Choice
 from mq_broker.core.messages import Done, Refused, Result
 from mq_broker.core.work.ranges import RANGES_MAX, joined
 from mq_broker.core.work.settling import Answer, Backoff, Settle

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from mq_broker.broker.queues.policy.ready_records import Run
 from mq_broker.core.work.ranges import Ranges
 from mq_broker.core.work.settling import Answer, SendDead, Settle
+from mq_broker.core.work.state import NO_MARK
 from mq_broker.core.work.steps import LeaseId, Step
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
@@ -36,6 +38,11 @@ class LentRun:
     end: int
     deliveries: int
     failures: int
+
+
+def lent_runs(runs: Iterable[Run]) -> tuple[LentRun, ...]:
+    """What is lent, by what the state knows of it."""
+    return tuple(LentRun(a, b, (mark or NO_MARK).deliveries + 1, (mark or NO_MARK).failures) for a, b, mark in runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ import pyarrow as pa
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
-from mq_broker.broker.queues.group.gathering import Gathering
+from mq_broker.broker.queues.group.led_group import LedGroup
+from mq_broker.broker.queues.policy.group_filter import Wanting
 from mq_broker.broker.queues.policy.ordering import LOOK_AHEAD_MAX, ByKey
 from mq_broker.broker.queues.policy.policy import Policy
-from mq_broker.broker.queues.policy.sieve import Wanting
 from mq_broker.broker.runtime.places import Places
 from mq_broker.core.work.ranges import Range
 from mq_protocol.arrow import decode_batch, schema_nodes
@@ -67,14 +67,14 @@ class RowReading:
         self._bound: dict[Subject, tuple[pa.Schema, RowFilter]] = {}
         self._alarms: dict[tuple[str, str, bool], str] = {}  # of a partition and a group: of its keys?
 
-    def look(self, gathering: Gathering, policy: Policy) -> None:
+    def look(self, led_group: LedGroup, policy: Policy) -> None:
         """The group may lack keys or rows."""
-        end = gathering.partition.next_offset
+        end = led_group.partition.next_offset
         for subject in _subjects(policy):
             task = self._reading.get(subject)  # it may be done, and `_ended` not called yet
             if (task is None or task.done()) and not subject.knows(end):
-                name = f"rows of {gathering.group} of {gathering.partition.name}"
-                task = self._reading[subject] = self._shell.spawn(self._run(gathering, policy, subject), name)
+                name = f"rows of {led_group.group} of {led_group.partition.name}"
+                task = self._reading[subject] = self._shell.spawn(self._run(led_group, policy, subject), name)
                 task.add_done_callback(partial(self._ended, subject))
 
     def _ended(self, subject: Subject, task: asyncio.Task[None]) -> None:
@@ -89,10 +89,10 @@ class RowReading:
     def close(self) -> None:
         self._places.close()
 
-    async def _run(self, gathering: Gathering, policy: Policy, subject: Subject) -> None:
+    async def _run(self, led_group: LedGroup, policy: Policy, subject: Subject) -> None:
         """Until the subject knows what it wants for now."""
-        partition = gathering.partition
-        while _reads(gathering, policy, subject):
+        partition = led_group.partition
+        while _reads(led_group, policy, subject):
             wanted = subject.to_read(partition.next_offset)
             if wanted is None:
                 break
@@ -101,14 +101,14 @@ class RowReading:
             except TritonMQError as error:
                 keys = isinstance(subject, ByKey)
                 what = "keys of records cannot be read" if keys else "rows cannot be compared with the filter"
-                self._tell(gathering, subject, f"{what}, so nothing is lent: {error}")
+                self._tell(led_group, subject, f"{what}, so nothing is lent: {error}")
                 await asyncio.sleep(AGAIN_S)
                 continue
             subject.add(until, *found)
-            gathering.wake()
-        full = isinstance(subject, ByKey) and subject.full and gathering.reads(policy)
+            led_group.wake()
+        full = isinstance(subject, ByKey) and subject.full and led_group.reads(policy)
         stuck = f"{LOOK_AHEAD_MAX} records are not settled, so what is behind them is not lent: see blocked_by"
-        self._tell(gathering, subject, stuck if full else "")
+        self._tell(led_group, subject, stuck if full else "")
 
     async def _read(self, partition: Partition, wanted: Range, subject: Subject) -> tuple[int, tuple[Any, ...]]:
         """What is found of some of the records that are wanted, and where they end."""
@@ -138,11 +138,11 @@ class RowReading:
             bound = self._bound[subject] = schema, bound_filter(subject.text, schema)
         return partial(unfit_of, schema=schema, row_filter=bound[1])
 
-    def _tell(self, gathering: Gathering, subject: Subject, alarm: str) -> None:
+    def _tell(self, led_group: LedGroup, subject: Subject, alarm: str) -> None:
         """Say so once."""
-        name = gathering.partition.name, gathering.group, isinstance(subject, ByKey)
+        name = led_group.partition.name, led_group.group, isinstance(subject, ByKey)
         if alarm and self._alarms.get(name) != alarm:
-            log.warning("%s: queue group %s: %s", gathering.partition.name, quoted(gathering.group), alarm)
+            log.warning("%s: queue group %s: %s", led_group.partition.name, quoted(led_group.group), alarm)
         if alarm:
             self._alarms[name] = alarm
         else:
@@ -153,8 +153,8 @@ def _subjects(policy: Policy) -> list[Subject]:
     return [*([policy.ready] if isinstance(policy.ready, ByKey) else []), *policy.wanting()]
 
 
-def _reads(gathering: Gathering, policy: Policy, subject: Subject) -> bool:
-    return gathering.reads(policy) and subject in _subjects(policy)
+def _reads(led_group: LedGroup, policy: Policy, subject: Subject) -> bool:
+    return led_group.reads(policy) and subject in _subjects(policy)
 
 
 # ---------------------------------------------------------------- in a thread

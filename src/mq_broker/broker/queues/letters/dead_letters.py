@@ -17,7 +17,7 @@ from mq_broker.broker.administration.topics import Admin
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic, Topics
-from mq_broker.broker.queues.group.gathering import Gathering
+from mq_broker.broker.queues.group.led_group import LedGroup
 from mq_broker.broker.queues.group.requests import OwnSteps, Sending
 from mq_broker.broker.queues.letters.making import Letters, Origin, Piece, check_fits, letter_schema, make
 from mq_broker.broker.queues.letters.staging import Staging
@@ -74,7 +74,7 @@ class _Group:
     """One group in one leadership. `in_hand`: batches that are staged, or may be, and not decided yet.
     `records_max`: of the next letters, fewer where more were too large."""
 
-    gathering: Gathering
+    led_group: LedGroup
     task: asyncio.Task[None] | None = None
     alarm: str = ""
     in_hand: set[bytes] = field(default_factory=set)
@@ -95,26 +95,26 @@ class DeadLetters:
         self._making = Places(MAKING_AT_ONCE, "dead-letters")
         self._groups: dict[tuple[str, str], _Group] = {}
 
-    def look(self, gathering: Gathering) -> None:
+    def look(self, led_group: LedGroup) -> None:
         """The group may have records that are to be sent."""
-        name = gathering.partition.name, gathering.group
+        name = led_group.partition.name, led_group.group
         group = self._groups.get(name)
-        if group is None or group.gathering is not gathering:
-            self._groups = {known: each for known, each in self._groups.items() if not each.gathering.closed}
-            group = self._groups[name] = _Group(gathering)
+        if group is None or group.led_group is not led_group:
+            self._groups = {known: each for known, each in self._groups.items() if not each.led_group.closed}
+            group = self._groups[name] = _Group(led_group)
         if group.task is None or group.task.done():
-            what = f"dead letters of {gathering.group} of {gathering.partition.name}"
+            what = f"dead letters of {led_group.group} of {led_group.partition.name}"
             group.task = self._shell.spawn(self._run(group), what)
 
     def alarm(self, partition: str, group: str) -> str:
         """Why the group's dead letters do not get on; empty if they do."""
         known = self._groups.get((partition, group))
-        return "" if known is None or known.gathering.closed else known.alarm
+        return "" if known is None or known.led_group.closed else known.alarm
 
     def in_hand(self, partition: str, group: str) -> frozenset[bytes]:
         """Batches that may be decided yet."""
         known = self._groups.get((partition, group))
-        return frozenset() if known is None or known.gathering.closed else frozenset(known.in_hand)
+        return frozenset() if known is None or known.led_group.closed else frozenset(known.in_hand)
 
     def close(self) -> None:
         self._making.close()
@@ -122,28 +122,28 @@ class DeadLetters:
     async def _run(self, group: _Group) -> None:
         """Until nothing of it is doomed, or the leadership is over."""
         attempt = 0
-        while group.gathering.partition.serving and not group.gathering.closed:
-            queue = group.gathering.queue
+        while group.led_group.partition.serving and not group.led_group.closed:
+            queue = group.led_group.queue
             if queue is None or not isinstance(queue.settings.dead_letter, str):
                 break
-            runs, reason = self._next(group.gathering)
+            runs, reason = self._next(group.led_group)
             if not runs:
                 break
             try:
                 await self._send_some(group, queue, queue.settings.dead_letter, runs, reason)
                 attempt, group.alarm = 0, ""
             except TritonMQError as error:
-                group.gathering.doomed_again(runs)
+                group.led_group.doomed_again(runs)
                 if not error.retriable or attempt >= RETRIED_UNTOLD:
                     self._tell(group, queue.settings.dead_letter, error)
                 await asyncio.sleep(AGAIN_S[min(attempt, len(AGAIN_S) - 1)])
                 attempt += 1
 
     @staticmethod
-    def _next(gathering: Gathering) -> tuple[list[Run], Reason | None]:
+    def _next(led_group: LedGroup) -> tuple[list[Run], Reason | None]:
         """What is to be sent next, and why, if not since it failed or was rejected."""
         for reason in (None, Reason.EXPIRED, Reason.LENGTH):
-            runs = gathering.take_doomed(RUNS_AT_ONCE, reason)
+            runs = led_group.take_doomed(RUNS_AT_ONCE, reason)
             if runs:
                 return runs, reason
         return [], None
@@ -152,8 +152,8 @@ class DeadLetters:
         if not group.alarm:
             log.error(
                 "%s: dead letters of queue group %s cannot go to topic %s, and wait: %s",
-                group.gathering.partition.name,
-                quoted(group.gathering.group),
+                group.led_group.partition.name,
+                quoted(group.led_group.group),
                 target,
                 error,
             )
@@ -165,7 +165,7 @@ class DeadLetters:
         self, group: _Group, queue: Queue, name: str, runs: list[Run], why: Reason | None = None
     ) -> None:
         """As many as one batch may have. Raises why nothing of them was sent. `why`: if they were not doomed."""
-        gathering, partition = group.gathering, group.gathering.partition
+        led_group, partition = group.led_group, group.led_group.partition
         deadline = asyncio.get_running_loop().time() + ATTEMPT_S
         target = await self._target(partition, name, deadline)
         rejected = runs[0][2].rejected
@@ -173,24 +173,24 @@ class DeadLetters:
         chosen = sorted((run for run in runs if run[2].rejected == rejected), key=lambda run: run[0])
         pieces, left = _read(partition, chosen, group.records_max)
         reason = why or (Reason.REJECTED if rejected else Reason.DELIVERY_LIMIT)
-        origin = _origin(gathering, reason)
+        origin = _origin(led_group, reason)
         made = await self._making.run(partition.name, _make, pieces, origin, target, DECODED_AT_ONCE)
         await self._send_made(group, queue, target, made, reason, deadline)
-        gathering.doomed_again([*left, *_runs(made.letters.left), *others])
+        led_group.doomed_again([*left, *_runs(made.letters.left), *others])
 
     async def _send_made(
         self, group: _Group, queue: Queue, target: Topic, made: _Made, reason: Reason, deadline: float
     ) -> None:
         """Raises why nothing of them was sent."""
-        gathering, partition, letters = group.gathering, group.gathering.partition, made.letters
+        led_group, partition, letters = group.led_group, group.led_group.partition, made.letters
         if letters.weary:
             log.warning(
                 "%s: records of queue group %s are parked, since they were dead letters too often: %s",
                 partition.name,
-                quoted(gathering.group),
+                quoted(led_group.group),
                 letters.weary[:10],
             )
-            await self._park(gathering, queue, letters.weary)
+            await self._park(led_group, queue, letters.weary)
         if letters.batch is None:
             return
         settings = target.settings
@@ -205,23 +205,23 @@ class DeadLetters:
         assert letters.batch is not None
         if letters.batch.num_rows > 1:
             group.records_max = max(letters.batch.num_rows // 2, 1)
-            group.gathering.doomed_again(_runs(letters.ranges))
+            group.led_group.doomed_again(_runs(letters.ranges))
             return
         log.error(
             "%s: record %d of queue group %s is parked: as a dead letter it is above batch_bytes_max=%d or "
             "batch_decoded_bytes_max=%d of topic %s",
-            group.gathering.partition.name,
+            group.led_group.partition.name,
             letters.ranges[0][0],
-            quoted(group.gathering.group),
+            quoted(group.led_group.group),
             target.settings.batch_bytes_max,
             target.settings.batch_decoded_bytes_max,
             target.spec.name,
         )
-        await self._park(group.gathering, queue, letters.ranges)
+        await self._park(group.led_group, queue, letters.ranges)
 
-    async def _park(self, gathering: Gathering, queue: Queue, ranges: Ranges) -> None:
+    async def _park(self, led_group: LedGroup, queue: Queue, ranges: Ranges) -> None:
         own = OwnSteps(queue.life, (Park(ranges),))
-        gathering.add(own)
+        led_group.add(own)
         await own.written
 
     async def _decide(
@@ -235,23 +235,23 @@ class DeadLetters:
         deadline: float,
     ) -> None:
         """Stage them, and decide if their records are doomed still."""
-        gathering, partition = group.gathering, group.gathering.partition
+        led_group, partition = group.led_group, group.led_group.partition
         batch = uuid.uuid4().bytes
         number = partition.number % target.partitions
-        key = _key(gathering, target)
+        key = _key(led_group, target)
         assert letters.batch is not None
         count = letters.batch.num_rows
         group.in_hand.add(batch)
         try:
-            await self._stage(gathering, target, number, key, batch, count, payload, deadline)
-            if gathering.closed:
+            await self._stage(led_group, target, number, key, batch, count, payload, deadline)
+            if led_group.closed:
                 raise partition.not_leader()
         except TritonMQError:
             self._let_go(group, target, number, key, batch)
             raise
         line = OutputLine(target.spec.topic_id, number, (batch,))
         sending = Sending(queue.life, SendDead(letters.ranges, reason, (line,)))
-        gathering.send(sending)
+        led_group.send(sending)
         try:
             answer = await sending.answered
         except TritonMQError as error:
@@ -263,7 +263,7 @@ class DeadLetters:
         if answer.error is not None:
             raise answer.error
         if answer.lost:
-            gathering.doomed_again(_runs(letters.ranges))
+            led_group.doomed_again(_runs(letters.ranges))
         group.in_hand.discard(batch)  # the outbox has it
 
     def _let_go(self, group: _Group, target: Topic, number: int, key: pb.TransactionKey, batch: bytes) -> None:
@@ -271,12 +271,12 @@ class DeadLetters:
         group.in_hand.discard(batch)
         self._shell.spawn(self._discard(target, number, key, batch), "discard of dead letters")
 
-    async def stage_again(self, gathering: Gathering, n: int) -> None:
+    async def stage_again(self, led_group: LedGroup, n: int) -> None:
         """The topic has lost letters that were decided as number `n`: they are made again of their records, which
         retention has kept, and staged under the same UUID. What was said of their failures is gone with the records'
         marks."""
-        partition = gathering.partition
-        state = partition.replica.machine.work.get(gathering.group)
+        partition = led_group.partition
+        state = partition.replica.machine.work.get(led_group.group)
         outgoing = state.outbox.get(n) if state is not None else None
         if outgoing is None or outgoing.reason is Reason.OUTPUT:
             return  # whoever made the outputs has to look at it
@@ -287,20 +287,20 @@ class DeadLetters:
                     return
                 pieces, _ = _read(partition, [(first, end, Mark()) for first, end in outgoing.ranges], 1 << 62)
                 letters, payload, _ = await self._making.run(
-                    partition.name, _make, pieces, _origin(gathering, outgoing.reason), target, 1 << 62
+                    partition.name, _make, pieces, _origin(led_group, outgoing.reason), target, 1 << 62
                 )
                 if letters.ranges == outgoing.ranges and letters.batch is not None:
-                    key = _key(gathering, target)
+                    key = _key(led_group, target)
                     deadline = asyncio.get_running_loop().time() + ATTEMPT_S
                     count = letters.batch.num_rows
-                    await self._stage(gathering, target, line.partition, key, line.uuids[0], count, payload, deadline)
+                    await self._stage(led_group, target, line.partition, key, line.uuids[0], count, payload, deadline)
                     log.warning("%s: %d dead letters that were lost are staged again", partition.name, count)
         except TritonMQError as error:
             log.info("%s: dead letters that were lost are not staged again yet: %s", partition.name, error)
 
     async def _stage(
         self,
-        gathering: Gathering,
+        led_group: LedGroup,
         target: Topic,
         number: int,
         key: pb.TransactionKey,
@@ -314,7 +314,7 @@ class DeadLetters:
             topic_id=target.spec.topic_id,
             partition=number,
             key=key,
-            run_id=run_of_epoch(gathering.epoch),
+            run_id=run_of_epoch(led_group.epoch),
             uuid=batch,
             record_count=count,
             schema_fingerprint=schema_fingerprint(target.schema),
@@ -349,14 +349,14 @@ class DeadLetters:
         return topic
 
 
-def _origin(gathering: Gathering, reason: Reason) -> Origin:
-    topic = gathering.partition.topic
-    return Origin(topic.spec.name, gathering.partition.number, gathering.group, reason.name.lower(), topic.schema)
+def _origin(led_group: LedGroup, reason: Reason) -> Origin:
+    topic = led_group.partition.topic
+    return Origin(topic.spec.name, led_group.partition.number, led_group.group, reason.name.lower(), topic.schema)
 
 
-def _key(gathering: Gathering, target: Topic) -> pb.TransactionKey:
-    partition = gathering.partition
-    place = WorkPlace(partition.topic.spec.topic_id, partition.number, gathering.group)
+def _key(led_group: LedGroup, target: Topic) -> pb.TransactionKey:
+    partition = led_group.partition
+    place = WorkPlace(partition.topic.spec.topic_id, partition.number, led_group.group)
     return pb.TransactionKey(query_id=query_id_of(place), sink=target.spec.name)
 
 

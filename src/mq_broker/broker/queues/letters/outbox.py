@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
-from mq_broker.broker.queues.group.gathering import Gathering
+from mq_broker.broker.queues.group.led_group import LedGroup
 from mq_broker.broker.queues.group.requests import OwnSteps
 from mq_broker.broker.transactions.coordinator import Transactions
 from mq_broker.core.work.state import WorkState
@@ -47,10 +47,10 @@ ALARM_AFTER: Final = 6
 class Missing(Protocol):
     """What is done about a decision whose batches are not staged any more."""
 
-    async def __call__(self, gathering: Gathering, n: int) -> None: ...
+    async def __call__(self, led_group: LedGroup, n: int) -> None: ...
 
 
-async def nothing(gathering: Gathering, n: int) -> None:
+async def nothing(led_group: LedGroup, n: int) -> None:
     """An operator has to look at it."""
 
 
@@ -86,7 +86,7 @@ class _Group:
     """The outbox of one life of a group, while its partition is led here. `left`: of each decision, how many partitions
     do not have it yet; `sent`: decisions that all have, and the journal does not say so."""
 
-    gathering: Gathering
+    led_group: LedGroup
     state: WorkState
     highest: int = -1
     left: dict[int, int] = field(default_factory=dict)
@@ -98,8 +98,8 @@ class _Group:
     @property
     def over(self) -> bool:
         return (
-            self.gathering.closed
-            or self.gathering.partition.replica.machine.work.get(self.gathering.group) is not self.state
+            self.led_group.closed
+            or self.led_group.partition.replica.machine.work.get(self.led_group.group) is not self.state
         )
 
 
@@ -113,15 +113,15 @@ class Outbox:
         self._groups: dict[tuple[str, str], _Group] = {}
         self.missing: Missing = nothing
 
-    def look(self, gathering: Gathering, state: WorkState) -> None:
+    def look(self, led_group: LedGroup, state: WorkState) -> None:
         """Take up what is new in the group's outbox. Costs what is new."""
-        name = gathering.partition.name, gathering.group
+        name = led_group.partition.name, led_group.group
         group = self._groups.get(name)
-        if group is None or group.gathering is not gathering or group.state is not state:
+        if group is None or group.led_group is not led_group or group.state is not state:
             for task in group.tasks if group is not None else ():
                 task.cancel()
             self._groups = {known: each for known, each in self._groups.items() if not each.over}
-            group = self._groups[name] = _Group(gathering, state)
+            group = self._groups[name] = _Group(led_group, state)
         new = []
         for n in reversed(state.outbox):
             if n <= group.highest:
@@ -152,7 +152,7 @@ class Outbox:
             lane.waiting.append(_Waiting(n, line.uuids))
 
     def _spawn(self, group: _Group, work: Coroutine[Any, Any, None], what: str) -> None:
-        task = self._shell.spawn(work, f"{what} of {group.gathering.group} of {group.gathering.partition.name}")
+        task = self._shell.spawn(work, f"{what} of {group.led_group.group} of {group.led_group.partition.name}")
         group.tasks.add(task)
         task.add_done_callback(group.tasks.discard)
 
@@ -170,7 +170,7 @@ class Outbox:
                     alone = True  # the others need not wait for the one that is missing
                     continue
                 self._tell(group, lane, f"what was decided as number {chosen[0].n} is not there any more: {error}")
-                await self.missing(group.gathering, chosen[0].n)
+                await self.missing(group.led_group, chosen[0].n)
                 await asyncio.sleep(MISSING_AGAIN_S)
             except TritonMQError as error:
                 log.debug("publish %s-%d, attempt %d: %s", lane.topic_id, lane.partition, attempt, error)
@@ -190,12 +190,12 @@ class Outbox:
 
     async def _publish(self, group: _Group, lane: _Lane, chosen: list[_Waiting]) -> None:
         """One attempt. A topic that is there no more has nothing to publish: that counts as done."""
-        partition = group.gathering.partition
+        partition = group.led_group.partition
         topic = self._topics.with_id(lane.topic_id)
         try:
             if topic is None:
                 raise UnknownTopic(f"there is no topic of the id {lane.topic_id}")
-            place = WorkPlace(partition.topic.spec.topic_id, partition.number, group.gathering.group)
+            place = WorkPlace(partition.topic.spec.topic_id, partition.number, group.led_group.group)
             name = topic.spec.name
             request = pb.PublishRequest(
                 topic=name,
@@ -214,7 +214,7 @@ class Outbox:
                 "%s: %d batches that queue group %s had decided went with the topic that they were staged in: %s",
                 partition.name,
                 sum(len(each.uuids) for each in chosen),
-                quoted(group.gathering.group),
+                quoted(group.led_group.group),
                 error,
             )
 
@@ -222,8 +222,8 @@ class Outbox:
         if not lane.alarm:
             log.error(
                 "%s: what queue group %s has decided is not published: %s",
-                group.gathering.partition.name,
-                quoted(group.gathering.group),
+                group.led_group.partition.name,
+                quoted(group.led_group.group),
                 why,
             )
         lane.alarm = why
@@ -243,13 +243,13 @@ class Outbox:
             while group.sent and not group.over:
                 some = sorted(group.sent)[:SENT_AT_ONCE_MAX]
                 own = OwnSteps(group.state.life, tuple(map(Sent, some)))
-                group.gathering.add(own)
+                group.led_group.add(own)
                 try:
                     await own.written
                 except NotLeader:
                     return
                 except TritonMQError as error:
-                    log.debug("%s: %s", group.gathering.partition.name, error)
+                    log.debug("%s: %s", group.led_group.partition.name, error)
                     await asyncio.sleep(AGAIN_S[-1])
                 else:
                     gone = set(some)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from mq_broker.broker.queues.policy.dropping import Masks
-from mq_broker.broker.queues.policy.lending import LOOKED_AT_MAX, Choice, Ready, Wish
+from mq_broker.broker.queues.policy.ready_records import LOOKED_AT_MAX, Choice, ReadyRecords, Wish
 from mq_broker.core.work.ranges import Range
 from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.storage.offset_index import OffsetIndex
@@ -129,7 +129,7 @@ OWED_MAX: Final = 10_000
 _SLACK: Final = 10_000
 
 
-class ByLevel(Ready):
+class ByLevel(ReadyRecords):
     """Owns what came back, by levels, and what is known of levels."""
 
     def __init__(

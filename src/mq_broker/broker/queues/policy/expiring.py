@@ -2,7 +2,7 @@
 
 A record expires when its batch does, or when it is older than the group's `ttl_ms`, whichever is first. Times of
 batches never fall within a partition, so what is older than `ttl_ms` is what is before one offset. What expires by
-itself is told by the lives of batches (lives.py).
+itself is told by `BatchExpiries`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Final
 
+from mq_broker.broker.queues.policy.batch_expiries import BatchExpiries
 from mq_broker.broker.queues.policy.dropping import Dropping
-from mq_broker.broker.queues.policy.lives import Lives
 from mq_broker.core.work.ranges import Range, Ranges, joined
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Park, Reason, Step
@@ -57,7 +57,7 @@ class Expiring(Dropping):
         self.floor = state.base
         self.behind = True
         self._index = index
-        self._lives = Lives(state.base)
+        self._expiries = BatchExpiries(state.base)
         self._now_us = 0
         self._next_us = self._again_ms = 0  # nothing more expires by the group's `ttl_ms` before
 
@@ -67,9 +67,9 @@ class Expiring(Dropping):
         self._forget_settled()
         if self.ttl_ms and now_us >= self._next_us and self.floor < self._index.log_end_offset:
             self._raise_floor(now_us)
-        read = self._lives.read(self._index, self._state.settled)
-        self._note(self._lives.over(now_us, FOUND_AT_ONCE))
-        next_us = self._lives.next_us()
+        read = self._expiries.read(self._index, self._state.settled)
+        self._note(self._expiries.over(now_us, FOUND_AT_ONCE))
+        next_us = self._expiries.next_us()
         self.behind = not read or (next_us is not None and next_us <= now_us)
         nexts = [each for each in (next_us, self._next_us if self.ttl_ms else None) if each is not None]
         wait_ms = -((now_us - min(nexts)) // 1_000) if nexts else LOOKED_MS_MAX
@@ -100,7 +100,7 @@ class Expiring(Dropping):
     @property
     def known_to(self) -> int:
         """What was never lent may be lent up to there, as far as it has not expired."""
-        return max(self._lives.end, self.floor)
+        return max(self._expiries.end, self.floor)
 
     def due(self, now_ms: int) -> bool:
         """Whether it is to be looked again, though nobody asks for records."""
@@ -115,9 +115,9 @@ class Expiring(Dropping):
                 yield from self._by_index(max(first, known_to), end)
 
     def _by_index(self, first: int, end: int) -> Iterator[Range]:
-        """The same of records that were lent before, and whose lives are not known here yet."""
+        """The same of records that were lent before, and whose batches are not known here yet."""
         while first < end:
-            found = self._index.lives(first, _READ_BY_INDEX)
+            found = self._index.expiries(first, _READ_BY_INDEX)
             for low, high, expires_us in found:
                 if max(low, first) < min(high, end) and not 0 < expires_us <= self._now_us:
                     yield max(low, first), min(high, end)

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final
 
 from mq_broker.broker.queues.policy.dropping import Masks
-from mq_broker.broker.queues.policy.lending import CAME_BACK_MAX, Choice, Fits, Ready, Run, Wish
+from mq_broker.broker.queues.policy.ready_records import CAME_BACK_MAX, Choice, Fits, ReadyRecords, Run, Wish
 from mq_broker.core.work.offset_set import OffsetSet
 from mq_broker.core.work.order import OneKey
 from mq_broker.core.work.ranges import RANGES_MAX, Range, Ranges, joined
@@ -143,7 +143,7 @@ CHOSEN_AT_ONCE: Final = 1_000
 """Records by one entry with `order=key`, some twenty milliseconds. Who is left is lent some by the next one."""
 
 
-class Single(Ready):
+class Single(ReadyRecords):
     """All records are in order, so one member at a time has some."""
 
     ordered = Order.ALL, ""
@@ -251,7 +251,7 @@ class _Chain:
         return self.offsets[self.at] if self.at < len(self.offsets) else -1
 
 
-class ByKey(Ready):
+class ByKey(ReadyRecords):
     """Records of one key are in order. Owns what is known of keys; somebody else reads them (`to_read`, `add`)."""
 
     def __init__(self, state: WorkState, limit: int, order_by: str = "", masks: Masks | None = None) -> None:

@@ -9,10 +9,10 @@ from mq_broker.broker.queues.policy.by_level import ByLevel
 from mq_broker.broker.queues.policy.declared import Queue
 from mq_broker.broker.queues.policy.dropping import Masks, Surplus
 from mq_broker.broker.queues.policy.expiring import Expiring, Fate
-from mq_broker.broker.queues.policy.lending import Ready
+from mq_broker.broker.queues.policy.group_filter import GroupFilter, Wanting
+from mq_broker.broker.queues.policy.member_filters import MemberFilters
 from mq_broker.broker.queues.policy.ordering import ByKey, Single
-from mq_broker.broker.queues.policy.sieve import Sieve, Wanting
-from mq_broker.broker.queues.policy.sifting import MemberFilters
+from mq_broker.broker.queues.policy.ready_records import ReadyRecords
 from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.core.work.steps import Reason, Step
 from mq_broker.storage.offset_index import OffsetIndex
@@ -22,20 +22,20 @@ _Terms: TypeAlias = tuple[Order, str, Priority, str, tuple[int, Fate] | None, bo
 
 
 class Policy:
-    """Owns where ready records are (`ready`), which of them nobody is lent (`sieve` of the group's filter, `expiring`,
-    `surplus`: `masks` together), and the filters of members. All of it is of one state and of these settings."""
+    """Owns where ready records are (`ready`), which of them nobody is lent (`group_filter`, `expiring`, `surplus`:
+    `masks` together), and the filters of members. All of it is of one state and of these settings."""
 
     def __init__(self, state: WorkState, settings: QueueSettings, index: OffsetIndex) -> None:
         self._terms = _terms_of(settings, index)
         ordered = settings.order is not Order.NONE
-        self.expiring, self.surplus, self.sieve = None, None, None
+        self.expiring, self.surplus, self.group_filter = None, None, None
         if self._terms[4] is not None:
             self.expiring = Expiring(state, index, *self._terms[4], ordered=ordered)
         if self._terms[5]:
             self.surplus = Surplus(state, ordered=ordered)
         if settings.filter:
-            self.sieve = Sieve(state, settings.filter, ordered=ordered)
-        self.masks: Final = Masks(self.expiring, self.surplus, self.sieve)
+            self.group_filter = GroupFilter(state, settings.filter, ordered=ordered)
+        self.masks: Final = Masks(self.expiring, self.surplus, self.group_filter)
         self.ready: Final = _in_order(state, settings, self._terms[2], index, self.masks)
         self.filters: Final = MemberFilters(self.ready)
 
@@ -57,7 +57,7 @@ class Policy:
         self.ready.written(steps, now_ms)
         self.filters.written(steps)
 
-    def of(self, text: str) -> Ready:
+    def of(self, text: str) -> ReadyRecords:
         """What members with this filter of their own are lent from; without one, all."""
         return self.filters.of(text)
 
@@ -65,7 +65,7 @@ class Policy:
 
     def wanting(self) -> list[Wanting]:
         """Whoever wants rows to be compared with filters."""
-        return [*([] if self.sieve is None else [self.sieve]), *self.filters.wanting()]
+        return [*([] if self.group_filter is None else [self.group_filter]), *self.filters.wanting()]
 
     def knows(self, end: int) -> bool:
         """Whether nothing of the records is to be read now. `end`: of the log."""
@@ -110,17 +110,19 @@ def _terms_of(settings: QueueSettings, index: OffsetIndex) -> _Terms:
     """What a policy depends on. Where all records have the usual priority, nothing is to be known of them."""
     ordered = settings.order is not Order.NONE
     priority = settings.priority if index.has_priorities and not ordered else Priority.IGNORE
-    expires = (settings.ttl_ms, fate_of(settings)) if settings.ttl_ms or index.has_lives else None
+    expires = (settings.ttl_ms, fate_of(settings)) if settings.ttl_ms or index.has_expiries else None
     letters = makes_letters_of_surplus(settings)
     return settings.order, settings.order_by, priority, settings.filter, expires, letters
 
 
-def _in_order(state: WorkState, settings: QueueSettings, priority: Priority, index: OffsetIndex, masks: Masks) -> Ready:
+def _in_order(
+    state: WorkState, settings: QueueSettings, priority: Priority, index: OffsetIndex, masks: Masks
+) -> ReadyRecords:
     match settings.order:
         case Order.NONE if priority is not Priority.IGNORE:
             return ByLevel(state, settings.delivery_limit, index, priority, masks)
         case Order.NONE:
-            return Ready(state, settings.delivery_limit, masks)
+            return ReadyRecords(state, settings.delivery_limit, masks)
         case Order.ALL:
             return Single(state, settings.delivery_limit, masks)
         case Order.KEY:
@@ -146,4 +148,4 @@ def goes_by_itself(queue: Queue | None, index: OffsetIndex) -> bool:
         return False
     settings = queue.settings
     drops = settings.length_max and settings.overflow is Overflow.DROP_HEAD
-    return bool(index.has_lives or settings.ttl_ms or settings.bytes_max or drops)
+    return bool(index.has_expiries or settings.ttl_ms or settings.bytes_max or drops)

@@ -24,7 +24,7 @@ async def opened(group: Group, records: int) -> Session:
     """Of member `high`, which is lent so many records and has no further credit."""
     first = pb.WorkOpen(topic="t", group="g", member="high", member_key=b"k" * 16)
     session = Session(1, group.led, first, {}, pb.WorkTerms(priority=1), lambda *_: None, Load())
-    session.begin(group.gathering)
+    session.begin(group.led_group)
     session.set_credit(pb.WorkCredit(records=records))
     await rounds()
     return session
@@ -75,11 +75,11 @@ async def test_with_spill_a_lower_one_waits_while_a_higher_one_has_room() -> Non
     await rounds()
     assert offsets(high) == [(0, 3)]
     group.led.append(2)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert not low.answered.done(), "the higher one has room for two more, and is about to ask"
     group.pass_ms(BETWEEN_MS)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert offsets(low) == [(3, 5)]
 
@@ -89,7 +89,7 @@ async def test_with_spill_one_that_was_told_of_records_is_waited_for() -> None:
     group = Group(0, spill=True)
     watching, low = watch(group, "high", 1), group.ask("low", 5)
     group.led.append(4)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert watching.answered.result().ready
     assert not low.answered.done()
@@ -135,7 +135,7 @@ async def test_one_that_has_a_session_is_there_though_it_asks_for_nothing() -> N
     high = await opened(group, 2)
     low = group.ask("low", 10)
     group.pass_ms(15_000)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert (group.leased(), low.answered.done()) == ({"high": ((0, 2),)}, False)
     high.close(clean=True)
@@ -171,6 +171,6 @@ async def test_a_single_active_consumer_of_a_lower_priority_is_relieved() -> Non
     group.ack("low", lease, (0, 2))
     await rounds()
     group.pass_ms(2_000)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert (offsets(high), again.answered.done()) == ([(2, 7)], False)

@@ -195,7 +195,7 @@ async def test_what_passes_is_tried_again_with_growing_pauses_and_told_after_the
 async def test_letters_of_which_a_record_was_taken_back_are_discarded_and_made_anew_of_the_others() -> None:
     world = World(DEAD)
     await world.doom_until_staged((1, 4))
-    world.group.gathering.add(OwnSteps(1, (Reset(((2, 3),)),)))
+    world.group.led_group.add(OwnSteps(1, (Reset(((2, 3),)),)))
     await asyncio.sleep(1)
     await world.goes_on()
     assert world.staged == [[1, 2, 3], [1, 3]]
@@ -229,7 +229,7 @@ async def test_what_retention_drops_while_its_letters_are_made_holds_up_no_other
 @virtual_time
 async def test_letters_that_are_staged_when_the_leadership_ends_are_not_decided() -> None:
     world = World(DEAD)
-    world.around.on_ask = lambda method, _: method == "Stage" and world.group.gathering.close(NotLeader("another"))
+    world.around.on_ask = lambda method, _: method == "Stage" and world.group.led_group.close(NotLeader("another"))
     await world.doom((1, 2))
     await asyncio.sleep(LONG_S)
     assert (world.decided, world.discarded) == ([], [world.around.of("Stage")[0].uuid])
@@ -288,7 +288,7 @@ async def test_letters_that_were_lost_are_made_again_if_they_can_be_made_as_they
     world.group.led.trim(trimmed)
     if gone:
         world.around.gone.add(DEAD.spec.topic_id)
-    await world.letters.stage_again(world.group.gathering, number)
+    await world.letters.stage_again(world.group.led_group, number)
     assert world.staged == again
     assert {each.uuid for each in world.around.of("Stage")} <= {b"u" * 16}
     assert not [each for each in world.group.led.proposed if isinstance(each, Work) and each.steps]

@@ -40,7 +40,7 @@ class World:
         names = tuple(bytes([each]) for each in uuids) if isinstance(uuids, bytes) else uuids
         line = OutputLine(topic.spec.topic_id, 2, names)
         self.group.led.apply("g", life, Send((), Reason.OUTPUT, self.n, (line,)))
-        self.group.gathering.wake()
+        self.group.led_group.wake()
 
     async def _missing(self, _: object, n: int) -> None:
         self.missed.append(n)
@@ -171,7 +171,7 @@ async def test_who_leads_no_more_sends_nothing_more_and_a_new_life_of_the_group_
     world.decide(b"b", life=2)
     await asyncio.sleep(LONG_S)
     assert {uuids for _, _, uuids in world.asked[asked:]} == {b"b"}
-    world.group.gathering.close(world.group.led.not_leader())
+    world.group.led_group.close(world.group.led.not_leader())
     await asyncio.sleep(LONG_S)
     asked = len(world.asked)
     await asyncio.sleep(LONG_S)

@@ -9,7 +9,7 @@ import pytest
 
 from mq_broker.broker.queues.policy import by_level
 from mq_broker.broker.queues.policy.by_level import HIGH, ByLevel
-from mq_broker.broker.queues.policy.lending import Wish
+from mq_broker.broker.queues.policy.ready_records import Wish
 from mq_broker.core.messages import Published
 from mq_broker.core.work.settling import Ack, Failed, Release
 from mq_broker.core.work.state import NO_MARK, RUNS_MAX, WorkState

@@ -53,7 +53,7 @@ async def test_a_batch_that_is_committed_long_after_its_time_is_not_lent_if_it_i
     group.pass_ms(200)
     group.led.append(3, at_us=group.us - TTL_MS * 1_000)
     group.led.append(2, at_us=group.us - TTL_MS * 1_000 + 1_000)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert (offsets_of(asking), dropped(group)) == ([(8, 10)], 8)
 
@@ -70,7 +70,7 @@ async def test_a_ttl_that_changes_holds_at_once_for_what_is_there() -> None:
     group.declare(ttl_ms=0)
     group.pass_ms(60_000)
     assert offsets_of(await lent(group, "a", 100)) == [(5, 10)]
-    assert not group.gathering.waits
+    assert not group.led_group.waits
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ async def test_a_ttl_that_changes_holds_at_once_for_what_is_there() -> None:
 @real_time
 async def test_what_becomes_of_them_the_group_says(dead_letter: Any, expired: Expired, step: type) -> None:
     group = group_of(20_000, 0, dead_letter=dead_letter, expired=expired)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     [work] = group.led.proposed
     assert [(type(each), each.ranges) for each in work.steps] == [(step, ((0, 5),))]
@@ -96,33 +96,33 @@ async def test_what_becomes_of_them_the_group_says(dead_letter: Any, expired: Ex
 @real_time
 async def test_those_that_become_letters_are_handed_out_once_and_again_when_they_are_given_back() -> None:
     group = group_of(20_000, 0, dead_letter="t.dead", expired=Expired.DEAD)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert group.told_of_doomed
     assert group.led.proposed == []
-    assert group.gathering.take_doomed(9) == []
-    taken = group.gathering.take_doomed(9, Reason.EXPIRED)
+    assert group.led_group.take_doomed(9) == []
+    taken = group.led_group.take_doomed(9, Reason.EXPIRED)
     assert [(first, end) for first, end, _ in taken] == [(0, 5)]
-    assert group.gathering.take_doomed(9, Reason.EXPIRED) == []
-    group.gathering.doomed_again([(1, 3, taken[0][2]), (6, 8, taken[0][2])])
+    assert group.led_group.take_doomed(9, Reason.EXPIRED) == []
+    group.led_group.doomed_again([(1, 3, taken[0][2]), (6, 8, taken[0][2])])
     await rounds()
-    assert [run[:2] for run in group.gathering.take_doomed(9, Reason.EXPIRED)] == [(1, 3)]
+    assert [run[:2] for run in group.led_group.take_doomed(9, Reason.EXPIRED)] == [(1, 3)]
 
 
 @real_time
 async def test_in_an_order_nothing_is_lent_while_letters_of_what_is_too_old_are_made() -> None:
     group = group_of(20_000, 0, dead_letter="t.dead", expired=Expired.DEAD, order=Order.ALL)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
-    taken = group.gathering.take_doomed(9, Reason.EXPIRED)
+    taken = group.led_group.take_doomed(9, Reason.EXPIRED)
     asking, hurried = group.ask("a", 100), group.ask("b", 1)
     group.hurry(hurried)
     await rounds()
     assert (asking.answered.done(), offsets(hurried)) == (False, [])
-    group.gathering.add(OwnSteps(1, (Park(((0, 2),)), Drop(((2, 5),), Reason.PURGED))))
+    group.led_group.add(OwnSteps(1, (Park(((0, 2),)), Drop(((2, 5),), Reason.PURGED))))
     await rounds()
     assert not asking.answered.done() or offsets(asking) == [], "a parked record holds up what follows"
-    group.gathering.add(OwnSteps(1, (Drop(((0, 2),), Reason.PURGED),)))
+    group.led_group.add(OwnSteps(1, (Drop(((0, 2),), Reason.PURGED),)))
     await rounds()
     assert (len(taken), offsets_of(asking)) == (1, [(5, 10)])
 

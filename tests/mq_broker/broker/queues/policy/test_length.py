@@ -114,17 +114,17 @@ def test_only_what_gets_its_offsets_now_is_refused() -> None:
 @real_time
 async def test_the_oldest_records_are_dropped_whoever_asks() -> None:
     group = Group(records=8, length_max=10, overflow=Overflow.DROP_HEAD)
-    assert group.gathering.waits, "records that become readable are news to it"
-    group.gathering.wake()
+    assert group.led_group.waits, "records that become readable are news to it"
+    group.led_group.wake()
     await rounds()
     assert not group.led.proposed
     group.led.append(7)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert [each.steps for each in group.led.proposed] == [(Drop(((0, 5),), Reason.LENGTH),)]
     assert group.state.base == 5
     assert dict(group.state.totals.dropped) == {Reason.LENGTH: 5}
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert len(group.led.proposed) == 1, "what fits is left alone, and nothing is written for it"
     asking = group.ask("m", 100)
@@ -176,14 +176,14 @@ def test_a_batch_is_taken_while_there_is_room_for_a_byte_and_what_is_on_its_way_
 @real_time
 async def test_the_oldest_records_go_until_the_rest_has_few_enough_bytes() -> None:
     group = Group(records=10, bytes_max=75, overflow=Overflow.DROP_HEAD)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert [each.steps for each in group.led.proposed] == [(Drop(((0, 3),), Reason.LENGTH),)]
     asking = group.ask("m", 2)
     await rounds()
     assert offsets(asking) == [(3, 5)]
     group.led.append(2)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert len(group.led.proposed) == 2, "two are lent, and seven are kept"
     group.outcome(Release(0), "m", asking.answered.result().lease, (3, 4))
@@ -246,26 +246,26 @@ async def test_the_oldest_that_are_too_many_become_letters_and_are_lent_to_nobod
     await rounds()
     assert offsets(asking) == [(0, 15)], "what is lent in the same turn is not too much"
     assert group.told_of_doomed
-    assert [run[:2] for run in group.gathering.take_doomed(99, Reason.LENGTH)] == [(15, 20)]
-    assert group.gathering.take_doomed(99, Reason.LENGTH) == []
+    assert [run[:2] for run in group.led_group.take_doomed(99, Reason.LENGTH)] == [(15, 20)]
+    assert group.led_group.take_doomed(99, Reason.LENGTH) == []
     other = group.ask("n", 100)
     await rounds()
     assert offsets(other) == [(20, 30)], "members are lent what comes after"
-    group.gathering.doomed_again([(15, 20, NO_MARK)])
+    group.led_group.doomed_again([(15, 20, NO_MARK)])
     await rounds()
-    assert [run[:2] for run in group.gathering.take_doomed(99, Reason.LENGTH)] == [(15, 20)]
+    assert [run[:2] for run in group.led_group.take_doomed(99, Reason.LENGTH)] == [(15, 20)]
     assert group.led.proposed[-1].steps == (Lease(((20, 30),), "n"),), "nothing is dropped"
 
 
 @real_time
 async def test_in_an_order_nothing_is_lent_before_what_is_too_much_is_gone() -> None:
     group = Group(records=12, length_max=10, order=Order.ALL, **DEAD)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     asking = group.ask("m", 100)
     await rounds()
     assert not asking.answered.done()
-    group.gathering.take_doomed(99, Reason.LENGTH)
-    group.gathering.send(Sending(1, SendDead(((0, 2),), Reason.LENGTH, ())))
+    group.led_group.take_doomed(99, Reason.LENGTH)
+    group.led_group.send(Sending(1, SendDead(((0, 2),), Reason.LENGTH, ())))
     await rounds()
     assert offsets(asking) == [(2, 12)]

@@ -65,11 +65,11 @@ async def test_another_member_takes_over_once_the_active_one_holds_nothing_and_d
     waiting = await ask(group, "b", 3)
     await group.ack("a", lease, (0, 3)).answered
     group.pass_ms(STAYS_MS - 1)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert not waiting.answered.done(), "it may be about to ask"
     group.pass_ms(1)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert offsets(waiting) == [(3, 6)]
 
@@ -122,14 +122,14 @@ async def test_as_many_keys_are_read_as_may_be_and_what_is_stuck_is_named() -> N
     await lent(group, "x", 1)
     asking = await ask(group, "y", 10)
     for _ in range(200):
-        group.gathering.wake()
+        group.led_group.wake()
         await rounds()
     keys = group.keys
     assert keys is not None
     assert LOOK_AHEAD_MAX <= len(keys.index) < LOOK_AHEAD_MAX + READ_AT_ONCE
     assert keys.full
     assert not asking.answered.done()
-    assert group.gathering.blocked_by() == 0
+    assert group.led_group.blocked_by() == 0
 
 
 # ---------------------------------------------------------------- what comes back
@@ -157,7 +157,7 @@ async def test_a_reject_that_is_asked_again_once_the_record_is_a_dead_letter_is_
     group = by_key("aab")
     lease = await lent(group, "x", 3)
     assert (await told(group, Rejected("no"), "x", lease, (0, 1))).pulled == ((lease, ((1, 2),)),)
-    group.gathering.add(OwnSteps(1, (Drop(((0, 1),), Reason.REJECTED),)))
+    group.led_group.add(OwnSteps(1, (Drop(((0, 1),), Reason.REJECTED),)))
     await rounds()
     assert await told(group, Rejected("no"), "x", lease, (0, 1)) == Answer()
     assert await told(group, Ack(), "x", lease, (0, 1)) == Answer(lost=((0, 1),)), "it is settled, and not so"
@@ -170,12 +170,12 @@ async def test_a_delayed_or_parked_record_holds_its_key_and_one_that_is_gone_doe
     await told(group, Rejected("never"), "x", await lent(group, "x", 1), (0, 1))
     await rounds()
     assert offsets(await ask(group, "y", 10)) == [(2, 3)]
-    assert group.gathering.blocked_by() == 0
+    assert group.led_group.blocked_by() == 0
     waiting = await ask(group, "z", 10)
-    group.gathering.add(OwnSteps(1, (Drop(((0, 1),), Reason.PURGED),)))
+    group.led_group.add(OwnSteps(1, (Drop(((0, 1),), Reason.PURGED),)))
     await rounds()
     assert offsets(waiting) == [(1, 2)]
-    assert group.gathering.blocked_by() is None
+    assert group.led_group.blocked_by() is None
 
 
 # ---------------------------------------------------------------- acknowledgements

@@ -1,7 +1,7 @@
 """Which ready records members with a filter of their own are lent. Pure.
 
-Each different filter has its own view (`Sifted`) of where ready records are; they look at one state. What a filter does
-not keep stays ready for others: it is in nobody's way, and it is looked at once for each filter.
+Each different filter has its own view (`FilteredRecords`) of where ready records are; they look at one state. What a
+filter does not keep stays ready for others: it is in nobody's way, and it is looked at once for each filter.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from mq_broker.broker.queues.policy.dropping import Masks
-from mq_broker.broker.queues.policy.lending import LOOKED_AT_MAX, Choice, Fits, Ready, Wish
+from mq_broker.broker.queues.policy.ready_records import LOOKED_AT_MAX, Choice, Fits, ReadyRecords, Wish
 from mq_broker.core.work.offset_set import OffsetSet
 from mq_broker.core.work.ranges import Range, Ranges
 from mq_broker.core.work.state import Mark, WorkState
@@ -85,7 +85,7 @@ class Mask:
         return self._unfit.next_missing(offset)
 
 
-class Sifted(Ready):
+class FilteredRecords(ReadyRecords):
     """The ready records that one filter keeps. `_fresh`: below it everything was looked at, whoever had it."""
 
     def __init__(self, state: WorkState, limit: int, masks: Masks, text: str) -> None:
@@ -149,9 +149,9 @@ class MemberFilters:
     """Owns a view of the ready records for each filter that members ask with. `of`: where those are lent from who have
     none."""
 
-    def __init__(self, of: Ready) -> None:
+    def __init__(self, of: ReadyRecords) -> None:
         self._of = of
-        self._sifted: dict[str, Sifted] = {}
+        self._sifted: dict[str, FilteredRecords] = {}
         self._used: dict[str, int] = {}  # when somebody asked with it last
         self._present: Collection[str] = ()
 
@@ -179,11 +179,11 @@ class MemberFilters:
                     continue
                 del self._sifted[idle], self._used[idle]
             if text not in self._sifted:
-                self._sifted[text] = Sifted(state, self._of.limit, self._of.masks, text)
+                self._sifted[text] = FilteredRecords(state, self._of.limit, self._of.masks, text)
             self._used[text] = now_ms
         return refused
 
-    def of(self, text: str) -> Ready:
+    def of(self, text: str) -> ReadyRecords:
         """Where members are lent from that ask with it; empty: with none."""
         return self._sifted.get(text, self._of) if text else self._of
 

@@ -2,7 +2,7 @@
 
 Batches are read of the offset index, a piece at a time, from where a group's unsettled records begin. 1,024 of them
 that follow one another are put in the order in which they expire, as three arrays: 24 bytes a batch. So what expires
-next is found by a heap that has one element for a thousand batches, however the lives are mixed.
+next is found by a heap that has one element for a thousand batches, however their times are mixed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mq_broker.core.work.ranges import Range
 from mq_broker.storage.offset_index import OffsetIndex
 
 BATCHES_MAX: Final = 1_000_000
-"""Batches whose lives are known at a time, 24 MB. What is behind them waits until some are settled or expire."""
+"""Batches whose ends are known at a time, 24 MB. What is behind them waits until some are settled or expire."""
 
 READ_AT_ONCE: Final = 2_000
 """Batches that are read in one turn, some two milliseconds."""
@@ -32,18 +32,18 @@ class _Block:
 
     __slots__ = ("at", "ends", "expire_us", "firsts", "until")
 
-    def __init__(self, lives: Iterable[tuple[int, int, int]], until: int) -> None:
+    def __init__(self, batches: Iterable[tuple[int, int, int]], until: int) -> None:
         self.until = until
-        self._fill(sorted(lives))
+        self._fill(sorted(batches))
 
     def __len__(self) -> int:
         return len(self.expire_us) - self.at
 
-    def _fill(self, lives: list[tuple[int, int, int]]) -> None:
+    def _fill(self, batches: list[tuple[int, int, int]]) -> None:
         self.at = 0
-        self.expire_us = array("q", [each[0] for each in lives])
-        self.firsts = array("q", [each[1] for each in lives])
-        self.ends = array("q", [each[2] for each in lives])
+        self.expire_us = array("q", [each[0] for each in batches])
+        self.firsts = array("q", [each[1] for each in batches])
+        self.ends = array("q", [each[2] for each in batches])
 
     def clear(self) -> None:
         self._fill([])
@@ -54,8 +54,8 @@ class _Block:
         self._fill([each for each in rest if settled.next_missing(each[1]) < each[2]])
 
 
-class Lives:
-    """Owns the lives that are not over. Those of batches before `end` are known."""
+class BatchExpiries:
+    """Owns which batches expire by themselves, and have not yet. Those of batches before `end` are known."""
 
     def __init__(self, start: int) -> None:
         self.end = start
@@ -76,10 +76,10 @@ class Lives:
         self._prune(settled)
         if self.end >= index.log_end_offset or self._known >= BATCHES_MAX:
             return True
-        if not index.has_lives:
+        if not index.has_expiries:
             self.end = index.log_end_offset
             return True
-        found = index.lives(self.end, min(READ_AT_ONCE, BATCHES_MAX - self._known))
+        found = index.expiries(self.end, min(READ_AT_ONCE, BATCHES_MAX - self._known))
         for first, end, expires_us in found:
             if expires_us:
                 self._add(expires_us, max(first, self.end), end)

@@ -37,7 +37,7 @@ class Wanting(Protocol):
     def add(self, until: int, unfit: Iterable[Range]) -> None: ...
 
 
-class Sieve(Dropping):
+class GroupFilter(Dropping):
     """Owns which unsettled records the filter does not keep, one bit each, and what of it is to be dropped.
 
     Below `read_to` all is known.

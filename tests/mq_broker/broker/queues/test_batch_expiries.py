@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.queues.policy import dropping, expiring, lives
+from mq_broker.broker.queues.policy import batch_expiries, dropping, expiring
 from mq_broker.broker.queues.policy.expiring import Expiring, Fate, covering
 from mq_broker.core.entries import Attributes, Entry, Publish, Stage, TransactionKey
 from mq_broker.core.machine.machine import PartitionMachine
@@ -71,12 +71,12 @@ async def test_a_record_expires_by_its_batch_or_by_its_group_whichever_is_first(
 async def test_a_batch_that_nobody_asked_for_is_the_first_that_has_a_life_and_goes() -> None:
     group = group_of(0)
     await lent(group, "a", 5)
-    assert not group.gathering.waits
+    assert not group.led_group.waits
     group.led.append(3, at_us=group.us, ttl_ms=500)
-    assert group.gathering.waits
-    group.gathering.wake()  # as the one who watches the partition does
+    assert group.led_group.waits
+    group.led_group.wake()  # as the one who watches the partition does
     await rounds()
-    assert group.gathering.has_clocks
+    assert group.led_group.has_clocks
     await pass_ms(group, 1_000)
     assert dropped(group) == 3
 
@@ -102,9 +102,9 @@ async def test_whatever_happens_nothing_is_lent_that_has_expired_and_all_of_it_g
 ) -> None:
     rng = random.Random(seed)
     block, bound = rng.choice(((1, 8), (4, 8), (1_024, 10_000)))
-    monkeypatch.setattr(lives, "_BLOCK", block)
-    monkeypatch.setattr(lives, "READ_AT_ONCE", rng.choice((1, 5, 4_000)))
-    monkeypatch.setattr(lives, "BATCHES_MAX", bound)
+    monkeypatch.setattr(batch_expiries, "_BLOCK", block)
+    monkeypatch.setattr(batch_expiries, "READ_AT_ONCE", rng.choice((1, 5, 4_000)))
+    monkeypatch.setattr(batch_expiries, "BATCHES_MAX", bound)
     monkeypatch.setattr(expiring, "FOUND_AT_ONCE", rng.choice((1, 3, 4_000)))
     monkeypatch.setattr(expiring, "_PENDING_MAX", rng.choice((2, 10_000)))
     monkeypatch.setattr(dropping, "DROPPED_AT_ONCE", rng.choice((2, 2_000)))
@@ -152,7 +152,7 @@ class Walk:
                 count, life = rng.randrange(1, 4), rng.choice((0, 1_000, 1_000, rng.randrange(1, 9_000), 100_000))
                 group.led.append(count, rng.choice((4, 4, 9)), group.us, life)
                 self.expire_us += [group.us + min(life * 1_000 or 1 << 60, self.ttl_us)] * count
-                group.gathering.wake()
+                group.led_group.wake()
             case 2:
                 member = f"m{rng.randrange(3)}"
                 asking = group.ask(member, rng.randrange(1, 8))
@@ -161,7 +161,7 @@ class Walk:
                 for first, end in offsets(asking) if lease is not None else ():
                     assert all(self.expire_us[at] > group.us for at in range(first, end))
                     self.leases.append((member, lease, first, end))
-                group.gathering.leave(asking)
+                group.led_group.leave(asking)
             case 3 if self.leases:
                 member, lease, first, end = self.leases.pop(rng.randrange(len(self.leases)))
                 if rng.random() < 0.4:

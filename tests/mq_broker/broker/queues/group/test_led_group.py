@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from mq_broker.broker.queues.group.gathering import IN_FLIGHT_MAX
+from mq_broker.broker.queues.group.led_group import IN_FLIGHT_MAX
 from mq_broker.broker.queues.group.requests import Lent, LentRun, OwnSteps
 from mq_broker.core.work.settling import Answer, Failed
 from mq_broker.core.work.steps import Accept, Begin, Lease, LeaseId, Return
@@ -41,13 +41,13 @@ async def test_nothing_is_judged_while_records_are_about_to_be_dropped() -> None
     group.led.replica.trimming = True
     settling = group.ack("a", lease, (0, 5))
     await rounds()
-    assert (len(group.led.proposed), group.gathering.waits) == (1, True)
+    assert (len(group.led.proposed), group.led_group.waits) == (1, True)
     group.led.replica.trimming = False
     group.led.trim(3)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert settling.answered.done()
-    assert not group.gathering.waits
+    assert not group.led_group.waits
     assert group.led.state.base == 5
 
 
@@ -220,7 +220,7 @@ async def test_an_idle_queue_writes_nothing() -> None:
         await rounds()
         assert asking.answered.result() == Lent()
     assert not group.led.proposed
-    assert not group.gathering.has_clocks
+    assert not group.led_group.has_clocks
 
 
 # ---------------------------------------------------------------- who asks
@@ -272,7 +272,7 @@ async def test_a_delayed_record_wakes_who_waits_when_it_is_due_and_not_before() 
     await rounds()
     assert not waiting.answered.done()
     group.ms += 49
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert not waiting.answered.done()
     group.ms += 1
@@ -333,7 +333,7 @@ async def test_a_member_waits_for_a_queue_that_has_not_begun_and_cannot_settle_t
     await rounds()
     assert isinstance(settling.answered.exception(), Overloaded)
     assert not asking.answered.done()
-    group.gathering.add(OwnSteps(2, (Begin(4),)))
+    group.led_group.add(OwnSteps(2, (Begin(4),)))
     await rounds()
     assert offsets(asking) == [(4, 9)]
 
@@ -344,6 +344,6 @@ async def test_whoever_waits_for_a_queue_that_is_deleted_is_told() -> None:
     asking = group.ask("a", 5)
     await rounds()
     group.queue = None
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert isinstance(asking.answered.exception(), UnknownQueue)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from mq_broker.broker.queues.policy import lending
-from mq_broker.broker.queues.policy.lending import Choice, Ready, Wish
+from mq_broker.broker.queues.policy import ready_records
+from mq_broker.broker.queues.policy.ready_records import Choice, ReadyRecords, Wish
 from mq_broker.core.work.ranges import Range, Ranges
 from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Park, Reason, Reject, Reset, Return, Step
@@ -26,8 +26,8 @@ def state(*steps: Step) -> WorkState:
     return made
 
 
-def ready(known: WorkState, limit: int = LIMIT) -> Ready:
-    made = Ready(known, limit)
+def ready(known: WorkState, limit: int = LIMIT) -> ReadyRecords:
+    made = ReadyRecords(known, limit)
     while not made.scan(1_000):
         pass
     return made
@@ -39,7 +39,7 @@ def fits(first: int, end: int, bytes_max: int) -> tuple[int, int]:
 
 
 def choose(
-    of: Ready, records_max: int = 10, *, now_us: int = 0, end: int = END, bytes_max: int = 0, alone: bool = True
+    of: ReadyRecords, records_max: int = 10, *, now_us: int = 0, end: int = END, bytes_max: int = 0, alone: bool = True
 ) -> Choice:
     return of.choose(Wish(records_max, bytes_max, alone), now_us, end, fits)
 
@@ -82,7 +82,7 @@ def test_a_choice_that_looked_at_much_and_found_nothing_goes_on_in_another_turn(
     of = ready(known)
     known.apply(Lease(tuple((offset, offset + 1) for offset in range(0, 40, 2)), "b"), LeaseId(1, 2, 0), END)
     known.apply(Lease(tuple((offset, offset + 1) for offset in range(1, 39, 2)), "c"), LeaseId(1, 2, 1), END)
-    monkeypatch.setattr(lending, "LOOKED_AT_MAX", 10)
+    monkeypatch.setattr(ready_records, "LOOKED_AT_MAX", 10)
     turns, chosen = 0, choose(of)
     while chosen.unfinished:
         turns, chosen = turns + 1, choose(of)
@@ -131,7 +131,7 @@ def spread(runs: Sequence[tuple[int, int, Mark | None]], known: WorkState) -> se
     return {offset for low, high, _ in runs for a, b in known.settled.missing(low, high) for offset in range(a, b)}
 
 
-def take_all(of: Ready, known: WorkState, now_us: int, rng: random.Random) -> set[int]:
+def take_all(of: ReadyRecords, known: WorkState, now_us: int, rng: random.Random) -> set[int]:
     """Everything that may be lent now, in choices of different sizes."""
     found: set[int] = set()
     while (choice := choose(of, rng.choice([1, 3, 50]), now_us=now_us, alone=rng.random() < 0.5)).runs or (
@@ -172,7 +172,7 @@ def test_what_is_kept_aside_agrees_with_the_state_at_every_step_of_a_walk(seed: 
         if index % 5 == 0:
             expected = spread(list(known.ready(now_us, limit, 0, END)), known)
             assert take_all(of, known, now_us, rng) == expected
-            of = Ready(known, limit)
+            of = ReadyRecords(known, limit)
             while not of.scan(rng.choice([1, 2, 50])):
                 pass
             assert of.wake(now_us)

@@ -21,15 +21,14 @@ from mq_broker.broker.queues.group.draft import DONE, Draft, Lending, backoff_of
 from mq_broker.broker.queues.group.holdings import RETURNED_AT_ONCE, Holdings, tell_expired
 from mq_broker.broker.queues.group.members import replaced
 from mq_broker.broker.queues.group.presence import Presence, Session
-from mq_broker.broker.queues.group.requests import Asking, Lent, OwnSteps, Sending, Settling
-from mq_broker.broker.queues.group.told import told_of
+from mq_broker.broker.queues.group.requests import Asking, Lent, OwnSteps, Sending, Settling, lent_runs
 from mq_broker.broker.queues.group.unsettled import Unsettled
 from mq_broker.broker.queues.group.waiting import Waiting
 from mq_broker.broker.queues.policy.declared import Queue
-from mq_broker.broker.queues.policy.lending import Ready
 from mq_broker.broker.queues.policy.length import Bounding
 from mq_broker.broker.queues.policy.ordering import ByKey, Single
 from mq_broker.broker.queues.policy.policy import Policy, goes_by_itself
+from mq_broker.broker.queues.policy.ready_records import ReadyRecords
 from mq_broker.core.entries import Work
 from mq_broker.core.messages import Done, Refused, Result
 from mq_broker.core.work.settling import Answer, Setting, Settle, gather
@@ -52,7 +51,7 @@ AGAIN_S: Final = 1.0
 """After an entry was refused for now: when the leader tries again to write what it wants by itself."""
 
 
-class Gathering:
+class LedGroup:
     """Owns who waits for the group here, the leader's own view of the state (`_state`), and what this leader knows
     beside the facts.
 
@@ -69,10 +68,10 @@ class Gathering:
         now_us: Callable[[], int],
         keep_time: Callable[[], None],
         stood_still: Callable[[], bool],
-        on_outbox: Callable[[Gathering, WorkState], None] = lambda *_: None,
-        on_doomed: Callable[[Gathering], None] = lambda _: None,
-        on_rows: Callable[[Gathering, Policy], None] = lambda *_: None,
-        on_refused: Callable[[Gathering, TritonMQError], None] = lambda *_: None,
+        on_outbox: Callable[[LedGroup, WorkState], None] = lambda *_: None,
+        on_doomed: Callable[[LedGroup], None] = lambda _: None,
+        on_rows: Callable[[LedGroup, Policy], None] = lambda *_: None,
+        on_refused: Callable[[LedGroup, TritonMQError], None] = lambda *_: None,
     ) -> None:
         """`queue`: the group's declaration, None if there is none. `now_ms`, `now_us`: the monotonic clock, and the
         time since 1970 that is believed. `keep_time`: called when `has_clocks` may have become true. `stood_still`:
@@ -202,7 +201,7 @@ class Gathering:
             self.wake()
 
     @property
-    def _ready(self) -> Ready:
+    def _ready(self) -> ReadyRecords:
         return self._policy.ready
 
     @property
@@ -669,5 +668,5 @@ class Gathering:
         wish = self._choosing.wish(asking, 1, self._now_ms(), alone=False)
         end, of = self._policy.masks.upto(self.partition.next_offset), self._policy.of(asking.filter)
         ready = not self.closed and bool(of.is_ready(wish, self._delay_us(), end))
-        told, of_order = told_of(runs), self._ready.ordered
+        told, of_order = lent_runs(runs), self._ready.ordered
         asking.answer(Lent(lease, told, lending.lease_ms, ready, (), *of_order, lending.choice.bytes))

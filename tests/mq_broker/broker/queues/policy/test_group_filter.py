@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.queues.policy.dropping import DROPPED_AT_ONCE
+from mq_broker.broker.queues.policy.group_filter import GroupFilter
 from mq_broker.broker.queues.policy.policy import Policy
-from mq_broker.broker.queues.policy.sieve import Sieve
 from mq_broker.core.work.ranges import RANGES_MAX, joined
 from mq_broker.core.work.settling import Release
 from mq_broker.core.work.state import WorkState
@@ -28,11 +28,11 @@ class Group(Unfiltered):
         self.fit, self.looks = fit, True
         super().__init__(records, **{"filter": "n > 0", **settings})
 
-    def _read(self, gathering: Any, policy: Policy) -> None:
-        super()._read(gathering, policy)
-        sieve = policy.sieve
-        while self.looks and sieve and (wanted := sieve.to_read(self.led.next_offset)) is not None:
-            sieve.add(wanted[1], joined((o, o + 1) for o in range(*wanted) if not self.fit(o)))
+    def _read(self, led_group: Any, policy: Policy) -> None:
+        super()._read(led_group, policy)
+        group_filter = policy.group_filter
+        while self.looks and group_filter and (wanted := group_filter.to_read(self.led.next_offset)) is not None:
+            group_filter.add(wanted[1], joined((o, o + 1) for o in range(*wanted) if not self.fit(o)))
 
     @property
     def filtered(self) -> int:
@@ -89,7 +89,7 @@ async def test_a_new_leader_lends_nothing_that_it_has_not_compared() -> None:
     await rounds()
     assert not asking.answered.done()
     group.looks = True
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert [run.first for run in asking.answered.result().runs] == [0, 2, 4, 6, 8]
 
@@ -113,20 +113,20 @@ async def test_what_is_filtered_holds_up_nothing_behind_it_in_order() -> None:
 
 def test_what_one_entry_drops_is_bounded_and_what_was_not_written_is_dropped_again() -> None:
     state = WorkState(1, 0)
-    sieve = Sieve(state, "n > 0", ordered=True)
-    sieve.add(10_000, [(o, o + 1) for o in range(0, 10_000, 2)])
-    [refused] = sieve.with_drop((), 10)
-    [drop] = sieve.with_drop((), 10)
+    group_filter = GroupFilter(state, "n > 0", ordered=True)
+    group_filter.add(10_000, [(o, o + 1) for o in range(0, 10_000, 2)])
+    [refused] = group_filter.with_drop((), 10)
+    [drop] = group_filter.with_drop((), 10)
     assert isinstance(drop, Drop)
     assert drop == refused
     assert len(drop.ranges) == DROPPED_AT_ONCE
-    assert sieve.upto(1 << 60) == 0
+    assert group_filter.upto(1 << 60) == 0
     full = (Accept(tuple((2 * o, 2 * o + 1) for o in range(RANGES_MAX))),)
-    assert sieve.with_drop(full, 10) is full
-    [drop] = sieve.with_drop((), 10)
+    assert group_filter.with_drop(full, 10) is full
+    [drop] = group_filter.with_drop((), 10)
     state.apply(drop, LeaseId(1, 1, 0), 10_000)
-    sieve.written((drop,))
-    assert sieve.upto(1 << 60) == 2 * DROPPED_AT_ONCE
+    group_filter.written((drop,))
+    assert group_filter.upto(1 << 60) == 2 * DROPPED_AT_ONCE
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -135,28 +135,28 @@ def test_any_steps_leave_nothing_unfit_below_what_may_be_lent(seed: int) -> None
     state = WorkState(1, 0)
     unfit = {o for o in range(end) if rng.random() < 0.5}
     ordered = seed % 2 == 0
-    sieve, entries = Sieve(state, "n > 0", ordered=ordered), 0
+    group_filter, entries = GroupFilter(state, "n > 0", ordered=ordered), 0
     for _ in range(120):
         first = rng.randrange(end)
         ranges = ((first, min(first + rng.randint(1, 6), end)),)
         step = rng.choice(
             [Return(ranges, charged=True), Return(ranges), Accept(ranges), Reset(ranges), Park(ranges), None, None]
         )
-        if step is None and rng.random() < 0.5 and (wanted := sieve.to_read(end)) is not None:
+        if step is None and rng.random() < 0.5 and (wanted := group_filter.to_read(end)) is not None:
             until = rng.randint(wanted[0] + 1, wanted[1])
-            sieve.add(until, joined((o, o + 1) for o in sorted(unfit) if wanted[0] <= o < until))
-        elif step is None and not sieve.held_back(limit):
-            ready = [(a, b) for a, b, _ in state.ready(1 << 60, limit, 0, sieve.upto(1 << 60))]
-            free = list(sieve.fit(ready))
+            group_filter.add(until, joined((o, o + 1) for o in sorted(unfit) if wanted[0] <= o < until))
+        elif step is None and not group_filter.held_back(limit):
+            ready = [(a, b) for a, b, _ in state.ready(1 << 60, limit, 0, group_filter.upto(1 << 60))]
+            free = list(group_filter.fit(ready))
             assert not {o for a, b in free for o in range(a, b)} & unfit
             assert free == ready or not ordered
             step = Lease(joined(free[:2]), "a") if free else None
         steps = (step,) if step is not None else ()
         if rng.random() < 0.7:
-            steps = sieve.with_drop(steps, limit)
+            steps = group_filter.with_drop(steps, limit)
             if rng.random() < 0.2:
                 continue  # refused
         for at, each in enumerate(steps):
             entries += 1
             state.apply(each, LeaseId(1, entries, at), end)
-        sieve.written(steps)
+        group_filter.written(steps)

@@ -111,7 +111,7 @@ class Choice:
             self.full = self.records >= self.wish.records_max or len(self.runs) >= RANGES_PER_LEASE_MAX
 
 
-class Ready:
+class ReadyRecords:
     """Owns where to look for ready records, for one state. Not to be asked before `scan` has said that it is done.
 
     `limit`: the group's `delivery_limit`. Below `_fresh` everything that can be lent is in one of the heaps: what came

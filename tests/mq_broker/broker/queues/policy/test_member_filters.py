@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.queues.policy import sifting
+from mq_broker.broker.queues.policy import member_filters
 from mq_broker.broker.queues.policy.by_level import ByLevel
-from mq_broker.broker.queues.policy.lending import Ready, Wish
+from mq_broker.broker.queues.policy.member_filters import FILTERS_MAX, IDLE_MS, FilteredRecords, Mask, MemberFilters
 from mq_broker.broker.queues.policy.policy import Policy
-from mq_broker.broker.queues.policy.sifting import FILTERS_MAX, IDLE_MS, Mask, MemberFilters, Sifted
+from mq_broker.broker.queues.policy.ready_records import ReadyRecords, Wish
 from mq_broker.core.messages import Published
 from mq_broker.core.work.ranges import joined
 from mq_broker.core.work.state import WorkState
@@ -43,8 +43,8 @@ def read(policy: Policy | MemberFilters, end: int, most: int = 1 << 30) -> None:
 class Group(Unfiltered):
     """Whose rows are read at once."""
 
-    def _read(self, gathering: Any, policy: Policy) -> None:
-        super()._read(gathering, policy)
+    def _read(self, led_group: Any, policy: Policy) -> None:
+        super()._read(led_group, policy)
         read(policy, self.led.next_offset)
 
 
@@ -79,14 +79,14 @@ def wish(member: str = "a", most: int = 1_000) -> Wish:
     return Wish(most, 0, False, member)
 
 
-def choose(ready: Ready, end: int, most: int = 1_000) -> list[int]:
+def choose(ready: ReadyRecords, end: int, most: int = 1_000) -> list[int]:
     choice = ready.choose(wish(most=most), 0, end, lambda _, until, __: (until, 0))
     return [o for a, b in choice.ranges for o in range(a, b)]
 
 
 def test_only_so_many_different_filters_are_in_use_and_idle_ones_make_room() -> None:
     state = WorkState(1, 0)
-    filters = MemberFilters(ready := Ready(state, 10))
+    filters = MemberFilters(ready := ReadyRecords(state, 10))
     texts = {str(n) for n in range(FILTERS_MAX)}
     assert not filters.use(texts, state, 1_000)
     assert list(filters.use({"one more"}, state, 1_000 + IDLE_MS - 1)) == ["one more"]
@@ -96,7 +96,7 @@ def test_only_so_many_different_filters_are_in_use_and_idle_ones_make_room() -> 
 
 def test_a_filter_that_is_in_use_makes_no_room() -> None:
     state = WorkState(1, 0)
-    filters = MemberFilters(Ready(state, 10))
+    filters = MemberFilters(ReadyRecords(state, 10))
     texts = list(map(str, range(FILTERS_MAX)))
     assert not filters.use(texts, state, 0)
     views = [filters.of(text) for text in texts]
@@ -107,9 +107,9 @@ def test_a_filter_that_is_in_use_makes_no_room() -> None:
 
 @real_time
 async def test_who_does_not_wait_is_told_nothing_before_all_was_looked_at() -> None:
-    for records, at_once in ((70_000, sifting.RECORDS_AT_ONCE), (10_000, 50)):
+    for records, at_once in ((70_000, member_filters.RECORDS_AT_ONCE), (10_000, 50)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sifting, "RECORDS_AT_ONCE", at_once)
+            patch.setattr(member_filters, "RECORDS_AT_ONCE", at_once)
             group = Group(records)
             last = records - 1_000
             group.led.apply("g", 1, Drop(tuple((o, o + 1) for o in range(0, last, 2)), Reason.PURGED))
@@ -124,13 +124,13 @@ def test_a_filter_is_compared_with_so_many_unsettled_records_at_most() -> None:
     mask = Mask(state, "none")
     while (wanted := mask.to_read(end)) is not None:
         mask.add(wanted[1], [wanted])
-    assert sifting.LOOK_AHEAD_MAX <= mask.read_to < sifting.LOOK_AHEAD_MAX + sifting.READ_AT_ONCE
+    assert member_filters.LOOK_AHEAD_MAX <= mask.read_to < member_filters.LOOK_AHEAD_MAX + member_filters.READ_AT_ONCE
     state.apply(Drop(((0, 1_000),), Reason.PURGED), LeaseId(1, 1, 0), end)
-    assert mask.to_read(end) is not None or mask.read_to - 1_000 >= sifting.LOOK_AHEAD_MAX
+    assert mask.to_read(end) is not None or mask.read_to - 1_000 >= member_filters.LOOK_AHEAD_MAX
     mask = Mask(WorkState(1, 0), "all")
     while (wanted := mask.to_read(end)) is not None:
         mask.add(wanted[1], [])
-    assert mask.read_to == sifting.READ_AHEAD
+    assert mask.read_to == member_filters.READ_AHEAD
 
 
 def test_members_with_filters_are_lent_records_of_any_priority_and_others_miss_none() -> None:
@@ -159,7 +159,7 @@ def test_members_with_filters_are_lent_records_of_any_priority_and_others_miss_n
 def test_any_steps_are_lent_as_a_look_at_every_record_says(seed: int) -> None:
     rng, end, limit, now_us = random.Random(seed), 64, 3, 0
     state = WorkState(1, 0)
-    filters, entries = MemberFilters(ready := Ready(state, limit)), 0
+    filters, entries = MemberFilters(ready := ReadyRecords(state, limit)), 0
     for _ in range(150):
         first = rng.randrange(end)
         ranges = ((first, min(first + rng.randint(1, 8), end)),)
@@ -177,7 +177,7 @@ def test_any_steps_are_lent_as_a_look_at_every_record_says(seed: int) -> None:
             choice = of.choose(wish(most=most), now_us, end, lambda _, until, __: (until, 0))
             while choice.unfinished:
                 choice = of.choose(wish(most=most), now_us, end, lambda _, until, __: (until, 0))
-            known = of.mask.read_to if isinstance(of, Sifted) else end
+            known = of.mask.read_to if isinstance(of, FilteredRecords) else end
             may = [
                 o
                 for a, b, mark in state.ready(now_us, limit, 0, known)
@@ -209,7 +209,7 @@ def test_any_steps_are_lent_as_a_look_at_every_record_says(seed: int) -> None:
 
 def test_a_filter_that_has_not_heard_of_too_much_that_came_back_begins_anew() -> None:
     state, end = WorkState(1, 0), 10
-    filters = MemberFilters(Ready(state, 0))
+    filters = MemberFilters(ReadyRecords(state, 0))
     filters.use({"even"}, state, 0)
     read(filters, end)
     of = filters.of("even")

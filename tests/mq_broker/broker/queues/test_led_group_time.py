@@ -50,8 +50,8 @@ async def test_a_leader_that_stood_still_starts_every_clock_anew() -> None:
     group = Group(10)
     await group.ask("a", 10).answered
     group.ms += 60_000
-    group.gathering.slept(group.ms)
-    group.gathering.beat(group.ms)
+    group.led_group.slept(group.ms)
+    group.led_group.beat(group.ms)
     await rounds()
     assert group.leased() == {"a": ((0, 10),)}
     group.pass_ms(31_000)
@@ -73,14 +73,14 @@ async def test_a_delay_ends_by_a_clock_that_was_behind_and_is_set_right_and_not_
     assert not asking.answered.done()
     group.us += hour_us
     group.pass_ms(1)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert offsets(asking) == [(0, 1)]
     await group.outcome(Failed(), "a", asking.answered.result().lease, (0, 1)).answered
     asking = group.ask("a", 1)
     group.us -= hour_us
     group.pass_ms(11_000)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert offsets(asking) == [(0, 1)]
 
@@ -89,7 +89,7 @@ async def test_a_delay_ends_by_a_clock_that_was_behind_and_is_set_right_and_not_
 async def test_leases_of_a_former_leader_have_ten_seconds_at_least_and_run_out_unclaimed() -> None:
     group = Group(10, lease_ms=1_000)
     group.led.apply("g", 1, Lease(((0, 4), (6, 8)), "a"), epoch=1)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     group.pass_ms(9_900)
     await rounds()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mq_broker.broker.queues.group import gathering as gathering_module
+from mq_broker.broker.queues.group import led_group as gathering_module
 from mq_broker.broker.queues.group.requests import Lent, OwnSteps, Sending
 from mq_broker.core.work.settling import Failed, Rejected, SendDead
 from mq_broker.core.work.steps import Accept, Begin, Drop, End, LeaseId, OutputLine, Reason, Return
@@ -84,7 +84,7 @@ async def test_who_waits_for_nothing_is_answered_once_it_was_judged_and_not_befo
     late = group.ask("a", 2, once=True)
     await rounds()
     assert late.answered.result() == Lent(), "the queue has not begun"
-    assert not group.gathering.waits
+    assert not group.led_group.waits
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -117,17 +117,17 @@ async def test_when_the_leadership_ends_everybody_is_told_but_who_waits_for_an_e
         OwnSteps(1, (Drop(((9, 10),), Reason.PURGED),)),
     )
     sending = Sending(1, SendDead(((0, 1),), Reason.REJECTED, (OutputLine("1" * 32, 0, (bytes(16),)),)))
-    group.gathering.add(own)
-    group.gathering.send(sending)
-    group.gathering.close(NotLeader("t-0 is led by broker 2", 2, 4))
+    group.led_group.add(own)
+    group.led_group.send(sending)
+    group.led_group.close(NotLeader("t-0 is led by broker 2", 2, 4))
     for future in (waiting.answered, settling.answered, own.written, sending.answered):
         assert isinstance(future.exception(), NotLeader)
     assert not on_its_way.answered.done()
     group.led.lose(OutcomeUnknown("deposed"))
     assert isinstance(on_its_way.answered.exception(), OutcomeUnknown)
-    assert group.gathering.closed
+    assert group.led_group.closed
     before = len(group.led.proposed)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     assert len(group.led.proposed) == before
 
@@ -192,19 +192,19 @@ async def doomed(group: Group, life: int = 1) -> Sending:
 async def test_numbers_of_a_later_life_go_on_where_the_former_one_ended() -> None:
     group = Group(10, dead_letter="dead")
     sending = await doomed(group)
-    group.gathering.send(sending)
+    group.led_group.send(sending)
     await rounds()
     assert not sending.answered.result().lost
     assert list(group.state.outbox) == [EPOCH << 32]
     for steps, life in (((End(),), 1), ((Begin(0),), 2)):
-        group.gathering.add(OwnSteps(life, steps))
+        group.led_group.add(OwnSteps(life, steps))
         await rounds()
     assert group.queue is not None
     group.queue = replace(group.queue, life=2)
-    group.gathering.wake()
+    group.led_group.wake()
     await rounds()
     sending = await doomed(group, 2)
-    group.gathering.send(sending)
+    group.led_group.send(sending)
     await rounds()
     assert list(group.state.outbox) == [(EPOCH << 32) + 1], "its partitions take a lower one for done"
 
@@ -216,7 +216,7 @@ async def test_nothing_is_judged_while_a_life_ends_and_none_ends_before_what_is_
     group.led.keeps_up = False
     first = group.ack("a", lease, (0, 1))
     await rounds()
-    group.gathering.add(OwnSteps(1, (End(),)))
+    group.led_group.add(OwnSteps(1, (End(),)))
     await rounds()
     assert group.led.in_flight == 1
     group.led.commit()
