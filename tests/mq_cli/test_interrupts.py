@@ -31,3 +31,34 @@ def test_ctrl_c_while_the_command_is_loaded_ends_it_without_a_traceback() -> Non
 def test_ctrl_c_is_handled_once_the_command_runs() -> None:
     result = load("/somewhere/bin/tritonmq", "mq_cli.managing.topic")
     assert (result.returncode, result.stderr.strip()) == (130, "interrupted")
+
+
+READING = """
+import signal, threading
+from mq_cli.records.produce import How
+
+def hear():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    print("hears", flush=True)
+    threading.Event().wait()
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+threading.Thread(target=hear, daemon=True).start()
+try:
+    How().input().read1(1)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_ends_the_reading_of_standard_input_though_no_system_call_is_interrupted() -> None:
+    """Another thread is given the signal, as if it had come just before the main thread's call."""
+    with subprocess.Popen([sys.executable, "-c", READING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        try:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == b"hears\n"
+            reader.send_signal(signal.SIGINT)
+            assert reader.wait(60) == 0
+            assert reader.stdout.read() == b"interrupted\n"
+        finally:
+            reader.kill()

@@ -10,6 +10,8 @@ import contextlib
 import csv
 import gzip
 import io
+import os
+import select
 import sys
 import time
 import zlib
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 READ_BYTES: Final = 1 << 18
 LINE_BYTES_MAX: Final = 64 << 20
 """No message may be so long; a line that goes on is not held in memory."""
+
+_HEARD_S: Final = 0.2
+"""Ctrl-C is heard so much later, at the latest."""
 
 
 @dataclass(slots=True)
@@ -108,6 +113,22 @@ class Ledger:
 
 class _BadInput(Exception):
     """What comes cannot be read on."""
+
+
+class _Interruptible(io.RawIOBase):
+    """Standard input, of which Ctrl-C ends a read even if it comes right before: Python hears of a signal before a
+    system call or after it, and one that comes between is heard after it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not select.select([self._descriptor], [], [], _HEARD_S)[0]:
+            pass
+        return os.readv(self._descriptor, [buffer])
 
 
 class _Gzipped(io.RawIOBase):
@@ -224,7 +245,9 @@ class How:
         return "sent" if self.acks == "none" else "acknowledged"
 
     def input(self) -> BinaryIO:
-        stream = sys.stdin.buffer
+        stream: BinaryIO = sys.stdin.buffer
+        if isinstance(stream, io.BufferedReader):  # and not what stands in for it
+            stream = io.BufferedReader(_Interruptible(stream.fileno()), READ_BYTES)
         return io.BufferedReader(_Gzipped(stream), READ_BYTES) if self.gzipped else stream
 
 
