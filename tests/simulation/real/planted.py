@@ -115,7 +115,10 @@ STORAGE = (
         "recovery cuts a torn tail and one whole entry",
         "storage.journal.recovery:_scan",
         "return _Bad(at, str(error))",
-        "kept.entries and (kept.entries.pop(), kept.ends.pop()); return _Bad(kept.ends[-1] - base, str(error))",
+        "if kept.entries and at:\n"
+        "            kept.entries.pop()\n"
+        "            at -= kept.ends.pop() - kept.ends[-1] + overhead\n"
+        "        return _Bad(at, str(error))",
         ("power in a disk operation", "busy"),
     ),
     Fault(
