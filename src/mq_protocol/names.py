@@ -469,6 +469,14 @@ class Durability(Enum):
     MEMORY = "memory"
 
 
+class Acks(Enum):
+    """When a batch counts as sent, the strongest first, by the names that producers give."""
+
+    ALL = "all"
+    LEADER = "leader"
+    NONE = "none"
+
+
 class OnTotalLoss(Enum):
     """What becomes of a partition when every log that its in-sync set names is gone."""
 
@@ -508,6 +516,13 @@ class TopicSettings:
         "1",
         "how many in-sync brokers must hold a batch before it is acknowledged; 1 survives the loss of all but one",
         shown="a majority of the replicas",
+        live=True,
+    )
+    acks_min: Acks = setting(
+        one_of(Acks),
+        "none",
+        "the least that a producer may ask for before its batches count as sent; weaker batches are refused, so that "
+        "no program gives away what the topic promises",
         live=True,
     )
     batch_bytes_max: int = setting(
