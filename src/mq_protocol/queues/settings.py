@@ -142,6 +142,11 @@ class QueueSettings:
     in_flight_max: int = setting(
         whole(1, 1_000_000), "100000", "how many records of a partition all members together may have"
     )
+    member_in_flight_max: int = setting(
+        whole(1, 1_000_000),
+        "1000000",
+        "how many records of a partition one member may have, whatever it asks for, so that others get their share",
+    )
     paused: bool = setting(FLAG, "false", "whether nothing is lent for now")
     order: Order = setting(
         one_of(Order),
