@@ -1,14 +1,16 @@
 """The bytes of every format that is stored or sent, made from values that never change.
 
-    python -m tests.golden      writes them into tests/data/unreleased.json
+    python -m tests.golden              writes those that are stored into tests/data/unreleased.json
+    python -m tests.golden RELEASE      writes them into a file of that name, and every message that is sent
 
-Run it only if a format was changed on purpose, and say so in COMPATIBILITY.md. With a release the file is renamed to
-the release's number and stays as it is: what was released is read for ever.
+Run the first only if a format was changed on purpose, and say so in COMPATIBILITY.md. The second is a part of a
+release, and its file stays as it is: what was released is read for ever.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -109,7 +111,7 @@ REGISTRATION: Final = BrokerRegistration(3, 17, "h:1", "rack", "h:2", 1 << 20)
 
 def golden() -> dict[str, dict[str, str]]:
     """By format and name: hexadecimal digits, or text as it is stored."""
-    return {"frames": frames(), "stored": stored(), "documents": documents_as_stored(), "messages": messages()}
+    return {"frames": frames(), "stored": stored(), "documents": documents_as_stored()}
 
 
 def frames() -> dict[str, str]:
@@ -289,8 +291,9 @@ def _value(field: FieldDescriptor, step: int) -> Any:
 
 
 def main() -> None:
-    DATA.mkdir(exist_ok=True)
-    UNRELEASED.write_text(json.dumps(golden(), indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    for path in (UNRELEASED, *(DATA / f"{release}.json" for release in sys.argv[1:])):
+        made = golden() if path == UNRELEASED else golden() | {"messages": messages()}
+        path.write_text(json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

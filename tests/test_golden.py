@@ -21,7 +21,7 @@ from mq_broker.storage.journal.segments import pack_mark, unpack_mark
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_broker.storage.sealed import BLOCK_BYTES, read_block, snapshot_slot
 from mq_protocol import mq_pb2 as pb
-from tests.golden import DATA, REGISTRATION, SEALED_FRAME, SEALING, TREE, UNRELEASED, _identity, golden
+from tests.golden import DATA, REGISTRATION, SEALED_FRAME, SEALING, TREE, UNRELEASED, _identity, golden, messages
 from tests.mq_broker.storage.bed import PLACE
 
 RELEASES = sorted(path.stem for path in DATA.glob("*.json"))
@@ -45,10 +45,9 @@ def test_the_bytes_of_this_version_are_as_they_were() -> None:
     assert changed + gone == [], "on purpose? `python -m tests.golden`, and say so in COMPATIBILITY.md"
 
 
-def test_each_kind_of_entry_and_each_message_has_its_bytes() -> None:
+def test_each_kind_of_entry_has_its_bytes() -> None:
     kinds = {unpack_header(memoryview(bytes.fromhex(data)), 0).kind for data in kept("unreleased", "frames").values()}
     assert kinds == set(EntryKind)
-    assert set(kept("unreleased", "messages")) == set(pb.DESCRIPTOR.message_types_by_name)
 
 
 @pytest.mark.parametrize(("release", "name"), list(_each("frames")))
@@ -130,9 +129,12 @@ def test_the_identity_of_a_log_is_read_and_written_again(release: str, name: str
     assert _identity(identity) == text
 
 
-@pytest.mark.parametrize(("release", "name"), list(_each("messages")))
+SENT = {"now": messages()} | {each: kept(each, "messages") for each in RELEASES if each != UNRELEASED.stem}
+
+
+@pytest.mark.parametrize(("release", "name"), [(release, name) for release in SENT for name in SENT[release]])
 def test_a_message_is_read_and_written_again(release: str, name: str) -> None:
-    data = bytes.fromhex(kept(release, "messages")[name])
+    data = bytes.fromhex(SENT[release][name])
     message = getattr(pb, name).FromString(data)
     assert len(unknown_fields.UnknownFieldSet(message)) == 0, "a field was taken away or has another number"
     assert message.SerializeToString(deterministic=True) == data

@@ -52,6 +52,7 @@ MADE: Final[Mapping[str, Callable[[], str]]] = {
     "reference/broker-options.md": reference.broker_options,
     "reference/spark-options.md": reference.spark_options,
     "reference/commands.md": reference.commands,
+    "reference/rights.md": reference.rights,
     "reference/errors.md": reference.errors,
     "api/client.md": reference.client,
     "api/spark.md": reference.spark,
@@ -62,6 +63,7 @@ MADE: Final[Mapping[str, Callable[[], str]]] = {
 SAID_BY_CODE: Final = {
     "src/mq_protocol/errors.py": "reference/errors.md",
     "src/mq_cli/main.py": "reference/commands.md",
+    "src/mq_protocol/access/rights.py": "reference/rights.md",
 }
 """Files of code that a link in the repository leads to, and the page that says the same on the site."""
 

@@ -1,5 +1,5 @@
-"""The reference: settings of topics, options of Spark, commands, errors and the Python API, each written from the code
-itself."""
+"""The reference: settings of topics, options of Spark, rights, commands, errors and the Python API, each written from
+the code itself."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 import mq_client
 import mq_spark
 from mq_cli.main import cli
+from mq_protocol.access.rights import rights_table
 from mq_protocol.errors import TritonMQError
 from mq_protocol.names import SETTINGS
 from mq_spark.planning.option_table import OPTIONS
@@ -58,6 +59,12 @@ def spark_options() -> str:
     return f"# Spark options\n\n{GENERATED}\n{head} {more}\n\n" + table(
         ("option", "side", "stream or batch", "default", "meaning"), rows
     )
+
+
+def rights() -> str:
+    head = "[Rights](../rights.md) explains them. Every name in a request is judged."
+    rows = ((f"`{method}`", needs) for method, needs in rights_table())
+    return f"# What each request needs\n\n{GENERATED}\n{head}\n\n" + table(("method", "needs"), rows)
 
 
 # ------------------------------------------------------------------ commands

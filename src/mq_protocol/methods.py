@@ -1,9 +1,9 @@
-"""Every method that brokers serve: one row each, for whoever serves it and for whoever calls it.
+"""Every method that brokers serve, for whoever serves it and for whoever calls it.
 
-A row says the method's name, the messages that go in and out, how they go, and what one request may cost. `mq.proto`
-says the first three to other languages; a test holds the two against each other. To add a method: its messages and its
-line in `mq.proto` (`make proto`), its row here, and a method of the same name in snake case in the part of the broker
-that it is about.
+`mq.proto` says a method's name, the messages that go in and out, and how they go. A row here says more of it, where
+there is more to say: what one request may cost, and who answers it. To add a method: its messages and its line in
+`mq.proto` (`make proto`), a row here if a request of it has lists or may be large, and a method of the same name in
+snake case in the part of the broker that it is about.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Final, NamedTuple
 
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
 from mq_protocol import limits
@@ -30,6 +31,10 @@ class Kind(Enum):
     UNARY = "one request, one answer"
     ANSWERS = "one request, a stream of answers"
     CONVERSATION = "a stream of requests, a stream of answers"
+
+
+_KINDS: Final = {(False, False): Kind.UNARY, (False, True): Kind.ANSWERS, (True, True): Kind.CONVERSATION}
+"""By whether requests are a stream, and whether answers are."""
 
 
 class Elements(NamedTuple):
@@ -50,18 +55,25 @@ class Bound:
     advice: str = _LESS
 
 
-@dataclass(frozen=True)
-class Method:
-    """`bound` is that of each request. `led`: the leader of the partition that a request names answers it; else any
-    broker may. `reopened`: a stream that a client opens again at the next leader while this one waits for it."""
+class Row(NamedTuple):
+    """What mq.proto does not say of a method. `bound` is that of each request. `led`: the leader of the partition that
+    a request names answers it; else any broker may. `reopened`: a stream that a client opens again at the next leader
+    while this one waits for it."""
 
-    name: str
-    request: type[Message]
-    response: type[Message]
-    kind: Kind = Kind.UNARY
     bound: Bound = Bound()
     led: bool = False
     reopened: bool = False
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    request: type[Message]
+    response: type[Message]
+    kind: Kind
+    bound: Bound
+    led: bool
+    reopened: bool
 
     @cached_property
     def attribute(self) -> str:
@@ -72,9 +84,13 @@ class Method:
 class Service:
     """A service of mq.proto. `methods` by name."""
 
-    def __init__(self, name: str, *methods: Method) -> None:
-        self.name = f"tritonmq.v1.{name}"
-        self.methods: Mapping[str, Method] = {method.name: method for method in methods}
+    def __init__(self, name: str, rows: Mapping[str, Row]) -> None:
+        described = pb.DESCRIPTOR.services_by_name[name]
+        self.name: str = described.full_name
+        self.methods: Mapping[str, Method] = {
+            method.name: _method(method, rows.get(method.name, Row())) for method in described.methods
+        }
+        assert rows.keys() <= self.methods.keys()
 
     @property
     def unary(self) -> dict[str, Method]:
@@ -85,7 +101,14 @@ class Service:
         return f"/{self.name}/{self.methods[method].name}"
 
 
+def _method(described: MethodDescriptor, row: Row) -> Method:
+    request, response = (getattr(pb, each.name) for each in (described.input_type, described.output_type))
+    kind = _KINDS[described.client_streaming, described.server_streaming]
+    return Method(described.name, request, response, kind, *row)
+
+
 _NUMBERS: Final = Elements(limits.REQUEST_PLACES_MAX, ())
+_NUMBERED: Final = Row(Bound(lists={"partitions": _NUMBERS}), led=True)
 _SETTINGS: Final = Bound(lists={"settings": Elements(limits.REQUEST_SETTINGS_MAX)})
 _TOPICS: Final = Bound(
     lists={
@@ -114,171 +137,72 @@ def _manifest(lines: str, advice: str = _LESS) -> Bound:
     )
 
 
-_METADATA: Final = Method(
-    "Metadata",
-    pb.MetadataRequest,
-    pb.MetadataResponse,
-    bound=Bound(lists={"topics": Elements(limits.REQUEST_TOPICS_MAX, ())}),
-)
-_TRANSACTION_STATUS: Final = Method("TransactionStatus", pb.TransactionStatusRequest, pb.TransactionStatusResponse)
+def _named(most: int, *lists: str) -> Row:
+    """Of lists of which each may have so many elements, alike ones too."""
+    return Row(Bound(lists=dict.fromkeys(lists, Elements(most))))
+
+
+_FEW_TOPICS: Final = Row(Bound(lists={"topics": Elements(limits.REQUEST_TOPICS_MAX, ())}))
 
 BROKER: Final = Service(
     "Broker",
-    _METADATA,
-    Method("CreateTopic", pb.CreateTopicRequest, pb.CreateTopicResponse, bound=_SETTINGS),
-    Method("CreateTopics", pb.CreateTopicsRequest, pb.CreateTopicsResponse, bound=_TOPICS),
-    Method("DeleteTopic", pb.DeleteTopicRequest, pb.DeleteTopicResponse),
-    Method("AlterTopic", pb.AlterTopicRequest, pb.AlterTopicResponse, bound=_SETTINGS),
-    Method("PlanMoves", pb.PlanMovesRequest, pb.PlanMovesResponse),
-    Method("StartMoves", pb.StartMovesRequest, pb.StartMovesResponse, bound=_places("moves")),
-    Method("Moves", pb.MovesRequest, pb.MovesResponse),
-    Method("Lead", pb.LeadRequest, pb.LeadResponse, led=True),
-    Method("Recover", pb.RecoverRequest, pb.RecoverResponse),
-    Method("Upgrade", pb.UpgradeRequest, pb.UpgradeResponse),
-    Method(
-        "ListOffsets",
-        pb.ListOffsetsRequest,
-        pb.ListOffsetsResponse,
-        bound=Bound(lists={"partitions": _NUMBERS, "spans": Elements(limits.REQUEST_PLACES_MAX, ("partition",))}),
-        led=True,
-    ),
-    Method("MoveCursors", pb.MoveCursorsRequest, pb.MoveCursorsResponse, bound=_places("positions"), led=True),
-    Method("Groups", pb.GroupsRequest, pb.GroupsResponse),
-    Method("DeleteGroup", pb.DeleteGroupRequest, pb.DeleteGroupResponse, bound=_places("partitions"), led=True),
-    Method("Purge", pb.PurgeRequest, pb.PurgeResponse, bound=_places("positions"), led=True),
-    Method("CancelScheduled", pb.CancelScheduledRequest, pb.CancelScheduledResponse, led=True),
-    Method("AlterQueue", pb.AlterQueueRequest, pb.AlterQueueResponse, bound=_SETTINGS),
-    Method("Queues", pb.QueuesRequest, pb.QueuesResponse),
-    Method(
-        "DescribeQueue",
-        pb.DescribeQueueRequest,
-        pb.DescribeQueueResponse,
-        bound=Bound(lists={"partitions": _NUMBERS}),
-        led=True,
-    ),
-    Method(
-        "SweepQueue", pb.SweepQueueRequest, pb.SweepQueueResponse, bound=Bound(lists={"partitions": _NUMBERS}), led=True
-    ),
-    Method(
-        "Decide",
-        pb.DecideRequest,
-        pb.DecideResponse,
-        bound=_manifest("manifest", "write fewer, larger batches in one micro-batch"),
-    ),
-    _TRANSACTION_STATUS,
-    Method("Staged", pb.StagedRequest, pb.StagedResponse),
-    Method("Transactions", pb.TransactionsRequest, pb.TransactionsResponse),
-    Method("AbortTransaction", pb.AbortTransactionRequest, pb.AbortTransactionResponse),
-    Method("GiveTransaction", pb.GiveTransactionRequest, pb.GiveTransactionResponse),
-    Method(
-        "Work",
-        pb.WorkRequest,
-        pb.WorkResponse,
-        Kind.CONVERSATION,
-        bound=Bound(
-            lists={
-                "sessions": Elements(limits.WORK_SESSIONS_AT_ONCE_MAX, ("session",)),
-                "sessions.open.held": Elements(limits.LEASES_HELD_MAX),
-                "sessions.check": Elements(limits.LEASES_HELD_MAX),
-                "sessions.settles": Elements(limits.SETTLES_MAX),
-                "sessions.settles.outputs": Elements(limits.SETTLE_OUTPUTS_MAX),
-                "sessions.settles.outputs.uuids": Elements(limits.REQUEST_BYTES_MAX // 16),
-            }
+    {
+        "Metadata": _FEW_TOPICS,
+        "CreateTopic": Row(_SETTINGS),
+        "CreateTopics": Row(_TOPICS),
+        "AlterTopic": Row(_SETTINGS),
+        "StartMoves": Row(_places("moves")),
+        "Lead": Row(led=True),
+        "ListOffsets": Row(
+            Bound(lists={"partitions": _NUMBERS, "spans": Elements(limits.REQUEST_PLACES_MAX, ("partition",))}),
+            led=True,
         ),
-        led=True,
-        reopened=True,
-    ),
-    Method(
-        "Observe",
-        pb.ObserveRequest,
-        pb.ObserveResponse,
-        bound=Bound(lists={"topics": Elements(limits.REQUEST_TOPICS_MAX, ())}),
-    ),
-    Method("SetLogLevel", pb.SetLogLevelRequest, pb.SetLogLevelResponse),
-    Method("Acls", pb.AclsRequest, pb.AclsResponse),
-    Method(
-        "AlterAcls",
-        pb.AlterAclsRequest,
-        pb.AlterAclsResponse,
-        bound=Bound(lists=dict.fromkeys(("add", "remove"), Elements(limits.REQUEST_RULES_MAX))),
-    ),
-    Method("CheckAcl", pb.CheckAclRequest, pb.CheckAclResponse),
-    Method("Quotas", pb.QuotasRequest, pb.QuotasResponse),
-    Method(
-        "AlterQuotas",
-        pb.AlterQuotasRequest,
-        pb.AlterQuotasResponse,
-        bound=Bound(lists=dict.fromkeys(("set", "unset"), Elements(limits.REQUEST_SETTINGS_MAX))),
-    ),
-    Method(
-        "Revoke",
-        pb.RevokeRequest,
-        pb.RevokeResponse,
-        bound=Bound(lists=dict.fromkeys(("add", "remove"), Elements(limits.REQUEST_RULES_MAX))),
-    ),
-    Method(
-        "Revoked",
-        pb.RevokedRequest,
-        pb.RevokedResponse,
-        bound=Bound(lists={"about": Elements(limits.REQUEST_RULES_MAX)}),
-    ),
-    Method("Tokens", pb.TokensRequest, pb.TokensResponse),
-    Method("AlterTokens", pb.AlterTokensRequest, pb.AlterTokensResponse),
-    Method("SecurityFloor", pb.SecurityFloorRequest, pb.SecurityFloorResponse),
-    Method(
-        "AlterSecurityFloor",
-        pb.AlterSecurityFloorRequest,
-        pb.SecurityFloorResponse,
-        bound=Bound(lists=dict.fromkeys(("add", "remove"), Elements(limits.REQUEST_SETTINGS_MAX))),
-    ),
-    Method("Produce", pb.ProduceRequest, pb.ProduceResponse, Kind.CONVERSATION, bound=_BATCHES, led=True),
-    Method(
-        "Fetch",
-        pb.FetchRequest,
-        pb.BatchesResponse,
-        Kind.ANSWERS,
-        bound=Bound(lists={"columns": Elements(limits.SCHEMA_FIELDS_MAX, ())}),
-        led=True,
-    ),
-    Method(
-        "Subscribe",
-        pb.SubscribeRequest,
-        pb.BatchesResponse,
-        Kind.CONVERSATION,
-        bound=_places("open.partitions", "close.partitions", "settled"),
-        led=True,
-    ),
-    Method(
-        "WatchOffsets",
-        pb.WatchOffsetsRequest,
-        pb.WatchOffsetsResponse,
-        Kind.ANSWERS,
-        bound=_places("partitions"),
-        led=True,
-    ),
-    Method("Lock", pb.LockRequest, pb.LockResponse, Kind.CONVERSATION, bound=Bound(limits.LOCK_REQUEST_BYTES_MAX)),
+        "MoveCursors": Row(_places("positions"), led=True),
+        "DeleteGroup": Row(_places("partitions"), led=True),
+        "Purge": Row(_places("positions"), led=True),
+        "CancelScheduled": Row(led=True),
+        "AlterQueue": Row(_SETTINGS),
+        "DescribeQueue": _NUMBERED,
+        "SweepQueue": _NUMBERED,
+        "Decide": Row(_manifest("manifest", "write fewer, larger batches in one micro-batch")),
+        "Work": Row(
+            Bound(
+                lists={
+                    "sessions": Elements(limits.WORK_SESSIONS_AT_ONCE_MAX, ("session",)),
+                    "sessions.open.held": Elements(limits.LEASES_HELD_MAX),
+                    "sessions.check": Elements(limits.LEASES_HELD_MAX),
+                    "sessions.settles": Elements(limits.SETTLES_MAX),
+                    "sessions.settles.outputs": Elements(limits.SETTLE_OUTPUTS_MAX),
+                    "sessions.settles.outputs.uuids": Elements(limits.REQUEST_BYTES_MAX // 16),
+                }
+            ),
+            led=True,
+            reopened=True,
+        ),
+        "Observe": _FEW_TOPICS,
+        "AlterAcls": _named(limits.REQUEST_RULES_MAX, "add", "remove"),
+        "AlterQuotas": _named(limits.REQUEST_SETTINGS_MAX, "set", "unset"),
+        "Revoke": _named(limits.REQUEST_RULES_MAX, "add", "remove"),
+        "Revoked": _named(limits.REQUEST_RULES_MAX, "about"),
+        "AlterSecurityFloor": _named(limits.REQUEST_SETTINGS_MAX, "add", "remove"),
+        "Produce": Row(_BATCHES, led=True),
+        "Fetch": Row(Bound(lists={"columns": Elements(limits.SCHEMA_FIELDS_MAX, ())}), led=True),
+        "Subscribe": Row(_places("open.partitions", "close.partitions", "settled"), led=True),
+        "WatchOffsets": Row(_places("partitions"), led=True),
+        "Lock": Row(Bound(limits.LOCK_REQUEST_BYTES_MAX)),
+    },
 )
 """What clients call."""
 
 PEER: Final = Service(
     "Peer",
-    _METADATA,
-    Method("ReplicaStatus", pb.ReplicaStatusRequest, pb.ReplicaStatusResponse),
-    Method("Publish", pb.PublishRequest, pb.PublishResponse, bound=_STAGED),
-    Method(
-        "Discard",
-        pb.DiscardRequest,
-        pb.DiscardResponse,
-        bound=Bound(lists={"uuids": Elements(limits.DISCARD_UUIDS_MAX)}),
-    ),
-    Method("AreStaged", pb.AreStagedRequest, pb.AreStagedResponse, bound=_STAGED),
-    Method("Stage", pb.StageRequest, pb.StageResponse, bound=_BATCHES),
-    Method("AttemptStatus", pb.AttemptStatusRequest, pb.AttemptStatusResponse),
-    Method("StreamGroups", pb.StreamGroupsRequest, pb.StreamGroupsResponse),
-    Method("QueueIdle", pb.QueueIdleRequest, pb.QueueIdleResponse),
-    Method("AbortKey", pb.AbortKeyRequest, pb.AbortTransactionResponse),
-    Method("GiveKey", pb.GiveKeyRequest, pb.GiveTransactionResponse),
-    Method("Fence", pb.FenceRequest, pb.FenceResponse, bound=_manifest("kept")),
-    _TRANSACTION_STATUS,
+    {
+        "Metadata": _FEW_TOPICS,
+        "Publish": Row(_STAGED),
+        "Discard": _named(limits.DISCARD_UUIDS_MAX, "uuids"),
+        "AreStaged": Row(_STAGED),
+        "Stage": Row(_BATCHES),
+        "Fence": Row(_manifest("kept")),
+    },
 )
 """What brokers call, of each other, on a port of its own."""

@@ -5128,6 +5128,69 @@ class SetLogLevelResponse(_message.Message):
 Global___SetLogLevelResponse: _TypeAlias = SetLogLevelResponse  # noqa: Y015
 
 @_typing.final
+class LogLevelsRequest(_message.Message):
+    """Which loggers log otherwise than the broker was started to, and for how long yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogLevelsRequest: _TypeAlias = LogLevelsRequest  # noqa: Y015
+
+@_typing.final
+class LogLevel(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGGER_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    logger: _builtins.str
+    level: _builtins.str
+    seconds: _builtins.int
+    """then it goes back by itself"""
+    def __init__(
+        self,
+        *,
+        logger: _builtins.str = ...,
+        level: _builtins.str = ...,
+        seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "logger", b"logger", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogLevel: _TypeAlias = LogLevel  # noqa: Y015
+
+@_typing.final
+class LogLevelsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def levels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogLevel]: ...
+    def __init__(
+        self,
+        *,
+        levels: _abc.Iterable[Global___LogLevel] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["levels", b"levels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogLevelsResponse: _TypeAlias = LogLevelsResponse  # noqa: Y015
+
+@_typing.final
 class LinkHello(_message.Message):
     """---------------------------------------------------------------- between brokers (service Peer)
     A link is one bidirectional stream a pair, at the brokers' port (mq_protocol/wire/framing.py: messages of a LinkHeader and a payload).

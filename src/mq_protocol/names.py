@@ -1,6 +1,7 @@
 """What topics and groups may be called, which settings a topic has, and the nearest right word for a wrong one.
 
-One table holds the settings: parser, default, range and reason. The broker checks with it, the command line lists it.
+A setting is written once: as a field of a dataclass, with its values, its default and its reason. The broker checks
+with it, the command line lists it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from mq_protocol import limits
 from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
@@ -20,6 +21,10 @@ from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
 INTERNAL_PREFIX = "__"
 """Topics of the brokers' own begin so; users can neither create nor delete nor write them."""
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+N = TypeVar("N")
+R = TypeVar("R", int, float)
 _Choice = TypeVar("_Choice", bound=Enum)
 
 FOR_EVER = "forever"
@@ -257,281 +262,171 @@ _NODE_CHARACTER_MAX: Final = 0xFFFF
 """Java has characters of 16 bits, and ZooKeeper refuses those of which it takes two."""
 
 
-# ---------------------------------------------------------------- settings of a topic
-
-
-class Durability(Enum):
-    """What an acknowledgement means on every in-sync broker."""
-
-    FSYNC = "fsync"
-    OS = "os"
-    MEMORY = "memory"
-
-
-class OnTotalLoss(Enum):
-    """What becomes of a partition when every log that its in-sync set names is gone."""
-
-    RECOVER = "recover"
-    STOP = "stop"
-
-
-class RetentionPolicy(Enum):
-    """What may be dropped beside what is too old or too much: nothing, or what all groups are done with."""
-
-    LIMITS = "limits"
-    CONSUMED = "consumed"
+# ---------------------------------------------------------------- settings
 
 
 @dataclass(frozen=True, slots=True)
-class TopicSettings:
-    """A topic's settings, every one with its value. Sizes in bytes. Retention and `dedup_ms` None: nothing is
-    dropped. `member_idle_ms` None: nobody gives way."""
+class Values(Generic[T_co]):
+    """What a setting may be. `allowed`: in words. `read`: what a text means; it raises `_Unread` for one that is not
+    allowed."""
 
-    durability: Durability
-    min_insync_replicas: int
-    batch_bytes_max: int
-    batch_decoded_bytes_max: int
-    record_bytes_max: int
-    segment_bytes_max: int
-    dedup_uuids_max: int
-    dedup_ms: int | None
-    on_total_loss: OnTotalLoss
-    retention_ms: int | None
-    retention_bytes: int | None
-    retention: RetentionPolicy
-    retention_over_queues: bool
-    scheduled_max: int
-    encryption_key: str = ""
-    member_idle_ms: int | None = None
+    allowed: str
+    read: Callable[[str], T_co]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One line of the table. `default` is for people; `reason` says what the setting is for and why it is bounded.
-    `live`: it can be changed while the topic is in use; replicas that differ in another would part, or take it only
-    when they restart. `level`: of features, which the cluster needs."""
+    """One of a table. `default` is for people; `reason` says what the setting is for and why it is bounded. `live`: one
+    of a topic that can be changed while the topic is in use; replicas that differ in another would part, or take it
+    only when they restart. `level`: of features, which the cluster needs."""
 
     name: str
+    values: Values[Any]
     default: str
-    allowed: str
     reason: str
     live: bool = False
     level: int = 1
 
+    @property
+    def allowed(self) -> str:
+        return self.values.allowed
 
-SETTINGS: Mapping[str, Setting] = {
-    setting.name: setting
-    for setting in (
-        Setting(
-            "durability",
-            Durability.FSYNC.value,
-            "fsync, os or memory",
-            "what an acknowledged batch survives: power loss of every broker, kill -9 of every broker, or loss of all "
-            "but one",
-        ),
-        Setting(
-            "min_insync_replicas",
-            "a majority of the replicas",
-            "1 to the number of replicas",
-            "how many in-sync brokers must hold a batch before it is acknowledged; 1 survives the loss of all but one",
-            live=True,
-        ),
-        Setting(
-            "batch_bytes_max",
-            str(limits.BATCH_BYTES_MAX),
-            f"{limits.BATCH_BYTES_FLOOR} to {limits.BATCH_BYTES_CEILING}",
-            "the largest stored batch; a batch is held in memory whole",
-            live=True,
-        ),
-        Setting(
-            "batch_decoded_bytes_max",
-            str(limits.BATCH_DECODED_BYTES_MAX),
-            f"batch_bytes_max to {limits.BATCH_DECODED_BYTES_CEILING}",
-            "the largest batch once it is decompressed: what checking, filtering and reading it takes in memory",
-            live=True,
-        ),
-        Setting(
-            "record_bytes_max",
-            str(limits.RECORD_BYTES_MAX),
-            f"1 to batch_bytes_max less {limits.BATCH_OVERHEAD_BYTES}",
-            "the largest record; every record must fit a batch of its own",
-            live=True,
-        ),
-        Setting(
-            "segment_bytes_max",
-            str(limits.SEGMENT_BYTES_MAX),
-            f"{limits.SEGMENT_BYTES_FLOOR} to {limits.SEGMENT_BYTES_CEILING}",
-            "a journal file's size; what is deleted at once",
-        ),
-        Setting(
-            "dedup_uuids_max",
-            str(limits.DEDUP_UUIDS_MAX),
-            f"{limits.DEDUP_UUIDS_FLOOR} to {limits.DEDUP_UUIDS_CEILING}",
-            "how many batches back a retry is recognised, a partition; each takes 48 bytes of memory on every replica",
-        ),
-        Setting(
-            "dedup_ms",
-            FOR_EVER,
-            f"{limits.DEDUP_MS_FLOOR} or more, with a unit if you like (10m, 12h, 7d), or {FOR_EVER}",
-            "how long a retry is recognised, within dedup_uuids_max; below a minute a producer may still be retrying",
-        ),
-        Setting(
-            "retention_ms",
-            FOR_EVER,
-            f"{limits.RETENTION_MS_FLOOR} or more, with a unit if you like (90s, 12h, 7d), or {FOR_EVER}",
-            "how old a batch may get before it is dropped",
-            live=True,
-        ),
-        Setting(
-            "retention_bytes",
-            FOR_EVER,
-            f"0 or more, or {FOR_EVER}",
-            "how much a partition may hold before its oldest batches are dropped",
-            live=True,
-        ),
-        Setting(
-            "retention",
-            RetentionPolicy.LIMITS.value,
-            "limits or consumed",
-            "what is dropped: what retention_ms and retention_bytes allow; with consumed also what every group of the "
-            "topic is done with, if it has any",
-            live=True,
-        ),
-        Setting(
-            "retention_over_queues",
-            "false",
-            "true or false",
-            "whether retention drops records that a queue group has not settled: they are settled then, and nobody "
-            "worked on them",
-            live=True,
-        ),
-        Setting(
-            "scheduled_max",
-            str(limits.SCHEDULED_MAX),
-            f"0 to {limits.SCHEDULED_CEILING}",
-            "how many scheduled batches a partition keeps until they are due; each takes some 400 bytes of memory on "
-            "every replica",
-            live=True,
-        ),
-        Setting(
-            "encryption_key",
-            "that of --encrypt",
-            "a key's name: 1 to 64 letters, digits, `.`, `_` and `-`",
-            "which key of the brokers' --encrypt seals what is on disk; to destroy that key is to destroy the records",
-        ),
-        Setting(
-            "member_idle_ms",
-            FOR_EVER,
-            f"{limits.MEMBER_IDLE_MS_FLOOR} or more, with a unit if you like (90s, 10m), or {FOR_EVER}",
-            "how long a group's member may keep a partition and neither take nor settle records while there are some; "
-            "then the next member has it, and what was not settled is given again",
-            live=True,
-        ),
-        Setting(
-            "on_total_loss",
-            "recover if durability is memory, else stop",
-            "recover (durability=memory only) or stop",
-            "whether a partition that has lost every in-sync log continues by itself with what is left, or waits for "
-            "an operator",
-            live=True,
-        ),
-    )
-}
+    def value(self, text: str) -> Any:
+        """Raises `InvalidSetting`, which names the setting, what it was given and what is allowed."""
+        try:
+            return self.values.read(text)
+        except _Unread as wrong:
+            raise InvalidSetting(
+                f"{self.name}={text!r} is not allowed{str(wrong) or ':'} give {self.allowed}; {self.reason}"
+            ) from None
 
-KEY_NAME = re.compile(r"[0-9A-Za-z_.-]{1,64}")
-"""Of a key that seals what lies on disk."""
+
+class _Unread(Exception):
+    """A text is not allowed. With what is to be said beside, up to its colon or question mark."""
+
+
+def setting(values: Values[T], default: str, reason: str, *, shown: str = "", live: bool = False, level: int = 1) -> T:
+    """A field of a dataclass of settings. `shown`: its default in words, where that depends on something."""
+    row = Setting("", values, shown or default, reason, live, level)
+    return field(default=values.read(default), metadata={_SETTING: row})
+
+
+_SETTING: Final = "setting"
+
+
+def settings_of(kind: Any) -> dict[str, Setting]:
+    """The table, in order of the fields."""
+    return {each.name: replace(each.metadata[_SETTING], name=each.name) for each in fields(kind)}
+
+
+def read_settings(
+    kind: Callable[..., T], table: Mapping[str, Setting], given: Mapping[str, str], what: str, /, **usual: Any
+) -> T:
+    """Defaults filled in. `what`: whose settings they are. `usual`: defaults that depend on something. Raises
+    `InvalidSetting`; for an unknown name it says the nearest right one."""
+    for name in given:
+        if name not in table:
+            raise InvalidSetting(
+                f"unknown {what} setting {name!r}{did_you_mean(name, table)} (settings are: {', '.join(table)})"
+            )
+    return kind(**{**usual, **{name: table[name].value(text) for name, text in given.items()}})
+
+
+# what a setting may be
+
+_MANY: Final = 1 << 62
+"""What fits a number on the wire, where nothing else is a bound."""
+
+
+def whole(low: int, high: int) -> Values[int]:
+    return _between(low, high, _whole, str)
+
+
+def sizes(low: int, high: int = _MANY) -> Values[int]:
+    """In bytes."""
+    return _between(low, high, parse_size, bytes_written)
+
+
+def times(low: int, high: int = _MANY) -> Values[int]:
+    """In milliseconds."""
+
+    def meant(value: int) -> str:
+        return f" ({value} means {value} ms, write {value}s for seconds):" if value < low <= 1_000 * value else ""
+
+    return _between(low, high, parse_duration, _ms_written, meant)
+
+
+def factors(low: float, high: float) -> Values[float]:
+    return _between(low, high, _factor, "{:g}".format)
+
+
+def one_of(kind: type[_Choice]) -> Values[_Choice]:
+    words = [choice.value for choice in kind]
+
+    def read(text: str) -> _Choice:
+        if text not in words:
+            raise _Unread(did_you_mean(text, words))
+        return kind(text)
+
+    return Values(f"{', '.join(words[:-1])} or {words[-1]}", read)
+
+
+def or_for_ever(values: Values[T], never: N) -> Values[T | N]:
+    """Also `forever`, and -1 as in Kafka."""
+
+    def read(text: str) -> T | N:
+        return never if text.strip().lower() in (FOR_EVER, "-1") else values.read(text)
+
+    return Values(f"{values.allowed}, or {FOR_EVER}", read)
+
+
+def _flag(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in ("true", "false"):
+        raise _Unread
+    return word == "true"
+
+
+FLAG: Final = Values("true or false", _flag)
+
+
+def _between(
+    low: R, high: R, parse: Callable[[str], R], shown: Callable[[R], str], meant: Callable[[R], str] = lambda _value: ""
+) -> Values[R]:
+    """`meant`: what is to be said of a value beyond the bounds."""
+
+    def read(text: str) -> R:
+        try:
+            value = parse(text)
+        except ValueError:
+            raise _Unread from None
+        if not low <= value <= high:
+            raise _Unread(meant(value))
+        return value
+
+    return Values(f"{shown(low)} or more" if high == _MANY else f"{shown(low)} to {shown(high)}", read)
+
 
 _DURATION = re.compile(r"(?P<number>[0-9][0-9_]*)\s*(?P<unit>|ms|s|m|h|d|w)", re.IGNORECASE)
 _DURATION_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _SIZE = re.compile(r"(?P<number>[0-9][0-9_]*)\s*(?P<unit>|b|[kmg]|[kmg]i?b)", re.IGNORECASE)
+_TIMES: Final = {unit: _DURATION_MS[unit] for unit in "dhms"}
+_SIZES: Final = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 
 
-def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
-    """The settings of a topic with that many replicas, defaults filled in.
-
-    Sizes are bytes, or `64KiB`, `4MiB`, `1GiB` (also `4m`: powers of two always). Raises `InvalidSetting` naming the
-    setting, what it was given and what is allowed; for an unknown name, the nearest right one.
-    """
-    for name in given:
-        if name not in SETTINGS:
-            known = ", ".join(SETTINGS)
-            raise InvalidSetting(
-                f"unknown topic setting {name!r}{did_you_mean(name, SETTINGS)} (settings are: {known})"
-            )
-
-    def size(name: str, default: int, low: int, high: int) -> int:
-        return _integer(given, name, default, low, high, parse_size)
-
-    batch_bytes_max = size(
-        "batch_bytes_max", limits.BATCH_BYTES_MAX, limits.BATCH_BYTES_FLOOR, limits.BATCH_BYTES_CEILING
-    )
-    record_ceiling = batch_bytes_max - limits.BATCH_OVERHEAD_BYTES
-    durability = _one_of(Durability, "durability", given.get("durability", Durability.FSYNC.value))
-    return TopicSettings(
-        durability=durability,
-        min_insync_replicas=_integer(given, "min_insync_replicas", replicas // 2 + 1, 1, replicas, int),
-        batch_bytes_max=batch_bytes_max,
-        batch_decoded_bytes_max=size(
-            "batch_decoded_bytes_max",
-            limits.BATCH_DECODED_BYTES_MAX,
-            batch_bytes_max,
-            limits.BATCH_DECODED_BYTES_CEILING,
-        ),
-        record_bytes_max=size("record_bytes_max", min(limits.RECORD_BYTES_MAX, record_ceiling), 1, record_ceiling),
-        segment_bytes_max=size(
-            "segment_bytes_max", limits.SEGMENT_BYTES_MAX, limits.SEGMENT_BYTES_FLOOR, limits.SEGMENT_BYTES_CEILING
-        ),
-        dedup_uuids_max=_integer(
-            given, "dedup_uuids_max", limits.DEDUP_UUIDS_MAX, limits.DEDUP_UUIDS_FLOOR, limits.DEDUP_UUIDS_CEILING, int
-        ),
-        dedup_ms=_unless_for_ever(given, "dedup_ms", limits.DEDUP_MS_FLOOR, parse_duration),
-        retention_ms=_unless_for_ever(given, "retention_ms", limits.RETENTION_MS_FLOOR, parse_duration),
-        retention_bytes=_unless_for_ever(given, "retention_bytes", 0, parse_size),
-        retention=_one_of(RetentionPolicy, "retention", given.get("retention", RetentionPolicy.LIMITS.value)),
-        retention_over_queues=parse_flag(given, SETTINGS["retention_over_queues"]),
-        scheduled_max=_integer(given, "scheduled_max", limits.SCHEDULED_MAX, 0, limits.SCHEDULED_CEILING, int),
-        encryption_key=_key_name(given.get("encryption_key", "")),
-        member_idle_ms=_unless_for_ever(given, "member_idle_ms", limits.MEMBER_IDLE_MS_FLOOR, parse_duration),
-        on_total_loss=_on_total_loss(given.get("on_total_loss"), durability),
-    )
+def bytes_written(number: int) -> str:
+    """As `parse_size` reads it."""
+    return _in_units(_SIZES, number)
 
 
-def _key_name(text: str) -> str:
-    if text and not KEY_NAME.fullmatch(text):
-        raise InvalidSetting(
-            f"encryption_key={text!r} is not allowed: give {SETTINGS['encryption_key'].allowed}; "
-            f"{SETTINGS['encryption_key'].reason}"
-        )
-    return text
+def _ms_written(number: int) -> str:
+    return _in_units(_TIMES, number)
 
 
-def _one_of(kind: type[_Choice], name: str, text: str) -> _Choice:
-    words = [choice.value for choice in kind]
-    if text not in words:
-        raise InvalidSetting(
-            f"{name}={text!r} is not known{did_you_mean(text, words)} (it is one of {', '.join(words)})"
-        )
-    return kind(text)
-
-
-def parse_flag(given: Mapping[str, str], setting: Setting) -> bool:
-    """False unless it is given. Raises `InvalidSetting` for anything but `true` and `false`."""
-    text = given.get(setting.name, "false").strip().lower()
-    if text not in ("true", "false"):
-        raise InvalidSetting(f"{setting.name}={text!r} is not allowed: give {setting.allowed}; {setting.reason}")
-    return text == "true"
-
-
-def _on_total_loss(text: str | None, durability: Durability) -> OnTotalLoss:
-    if text is None:
-        return OnTotalLoss.RECOVER if durability is Durability.MEMORY else OnTotalLoss.STOP
-    chosen = _one_of(OnTotalLoss, "on_total_loss", text)
-    if chosen is OnTotalLoss.RECOVER and durability is not Durability.MEMORY:
-        raise InvalidSetting(
-            f"on_total_loss=recover would drop by itself what durability={durability.value} promises to keep: "
-            "leave it at stop, and see `tritonmq partition recover`"
-        )
-    return chosen
+def _in_units(units: Mapping[str, int], number: int) -> str:
+    """In the largest of them, of which it is a whole number."""
+    fit = (f"{number // one}{unit}" for unit, one in units.items() if number and number % one == 0)
+    return next(fit, str(number))
 
 
 def parse_size(text: str) -> int:
@@ -550,30 +445,200 @@ def parse_duration(text: str) -> int:
     return int(found["number"]) * _DURATION_MS[found["unit"].lower()]
 
 
-_WORDS: Mapping[Callable[[str], int], str] = {
-    parse_size: "no size: give bytes, or a number with a unit, such as 64KiB, 4MiB or 1GiB",
-    parse_duration: "no length of time: give milliseconds, or a number with a unit, such as 90s, 12h or 7d",
-}
+def _whole(text: str) -> int:
+    """Python would take `1_0` and digits of other scripts, too."""
+    if re.fullmatch(r"[0-9]{1,18}", text) is None:
+        raise ValueError(text)
+    return int(text)
 
 
-def _unless_for_ever(given: Mapping[str, str], name: str, low: int, parse: Callable[[str], int]) -> int | None:
-    """The number, or None where nothing is ever dropped: `forever`, and -1 as in Kafka."""
-    if given.get(name, FOR_EVER).strip().lower() in (FOR_EVER, "-1"):
-        return None
-    return _integer(given, name, 0, low, (1 << 62), parse)
+def _factor(text: str) -> float:
+    if re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text) is None:
+        raise ValueError(text)
+    return float(text)
 
 
-def _integer(
-    given: Mapping[str, str], name: str, default: int, low: int, high: int, parse: Callable[[str], int]
-) -> int:
-    if name not in given:
-        return default
-    try:
-        value = parse(given[name])
-    except ValueError:
-        words = _WORDS.get(parse, f"not a number: give {low} to {high}")
-        for_ever = f", or {FOR_EVER}" if SETTINGS[name].default == FOR_EVER else ""
-        raise InvalidSetting(f"{name}={given[name]!r} is {words}{for_ever}; {SETTINGS[name].reason}") from None
-    if not low <= value <= high:
-        raise InvalidSetting(f"{name}={value} is out of range: give {low} to {high}; {SETTINGS[name].reason}")
-    return value
+# ---------------------------------------------------------------- settings of a topic
+
+
+class Durability(Enum):
+    """What an acknowledgement means on every in-sync broker."""
+
+    FSYNC = "fsync"
+    OS = "os"
+    MEMORY = "memory"
+
+
+class Acks(Enum):
+    """When a batch counts as sent, the strongest first, by the names that producers give."""
+
+    ALL = "all"
+    LEADER = "leader"
+    NONE = "none"
+
+
+class OnTotalLoss(Enum):
+    """What becomes of a partition when every log that its in-sync set names is gone."""
+
+    RECOVER = "recover"
+    STOP = "stop"
+
+
+class RetentionPolicy(Enum):
+    """What may be dropped beside what is too old or too much: nothing, or what all groups are done with."""
+
+    LIMITS = "limits"
+    CONSUMED = "consumed"
+
+
+KEY_NAME = re.compile(r"[0-9A-Za-z_.-]{1,64}")
+"""Of a key that seals what lies on disk."""
+
+
+def _key_name(text: str) -> str:
+    if text and not KEY_NAME.fullmatch(text):
+        raise _Unread
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """A topic's settings, every one with its value. Sizes in bytes, times in milliseconds; None for ever."""
+
+    durability: Durability = setting(
+        one_of(Durability),
+        "fsync",
+        "what an acknowledged batch survives: power loss of every broker, kill -9 of every broker, or loss of all but "
+        "one",
+    )
+    min_insync_replicas: int = setting(
+        Values("1 to the number of replicas", _whole),
+        "1",
+        "how many in-sync brokers must hold a batch before it is acknowledged; 1 survives the loss of all but one",
+        shown="a majority of the replicas",
+        live=True,
+    )
+    acks_min: Acks = setting(
+        one_of(Acks),
+        "none",
+        "the least that a producer may ask for before its batches count as sent; weaker batches are refused, so that "
+        "no program gives away what the topic promises",
+        live=True,
+    )
+    batch_bytes_max: int = setting(
+        sizes(limits.BATCH_BYTES_FLOOR, limits.BATCH_BYTES_CEILING),
+        str(limits.BATCH_BYTES_MAX),
+        "the largest stored batch; a batch is held in memory whole",
+        live=True,
+    )
+    batch_decoded_bytes_max: int = setting(
+        Values(f"batch_bytes_max to {bytes_written(limits.BATCH_DECODED_BYTES_CEILING)}", parse_size),
+        str(limits.BATCH_DECODED_BYTES_MAX),
+        "the largest batch once it is decompressed: what checking, filtering and reading it takes in memory",
+        live=True,
+    )
+    record_bytes_max: int = setting(
+        Values(f"1 to batch_bytes_max less {limits.BATCH_OVERHEAD_BYTES}", parse_size),
+        str(limits.RECORD_BYTES_MAX),
+        "the largest record; every record must fit a batch of its own",
+        live=True,
+    )
+    segment_bytes_max: int = setting(
+        sizes(limits.SEGMENT_BYTES_FLOOR, limits.SEGMENT_BYTES_CEILING),
+        str(limits.SEGMENT_BYTES_MAX),
+        "a journal file's size; what is deleted at once",
+    )
+    dedup_uuids_max: int = setting(
+        whole(limits.DEDUP_UUIDS_FLOOR, limits.DEDUP_UUIDS_CEILING),
+        str(limits.DEDUP_UUIDS_MAX),
+        "how many batches back a retry is recognised, a partition; each takes 48 bytes of memory on every replica",
+    )
+    dedup_ms: int | None = setting(
+        or_for_ever(times(limits.DEDUP_MS_FLOOR), None),
+        FOR_EVER,
+        "how long a retry is recognised, within dedup_uuids_max; below a minute a producer may still be retrying",
+    )
+    retention_ms: int | None = setting(
+        or_for_ever(times(limits.RETENTION_MS_FLOOR), None),
+        FOR_EVER,
+        "how old a batch may get before it is dropped",
+        live=True,
+    )
+    retention_bytes: int | None = setting(
+        or_for_ever(sizes(0), None),
+        FOR_EVER,
+        "how much a partition may hold before its oldest batches are dropped",
+        live=True,
+    )
+    retention: RetentionPolicy = setting(
+        one_of(RetentionPolicy),
+        "limits",
+        "what is dropped: what retention_ms and retention_bytes allow; with consumed also what every group of the "
+        "topic is done with, if it has any",
+        live=True,
+    )
+    retention_over_queues: bool = setting(
+        FLAG,
+        "false",
+        "whether retention drops records that a queue group has not settled: they are settled then, and nobody worked "
+        "on them",
+        live=True,
+    )
+    scheduled_max: int = setting(
+        whole(0, limits.SCHEDULED_CEILING),
+        str(limits.SCHEDULED_MAX),
+        "how many scheduled batches a partition keeps until they are due; each takes some 400 bytes of memory on every "
+        "replica",
+        live=True,
+    )
+    encryption_key: str = setting(
+        Values("a key's name: 1 to 64 letters, digits, `.`, `_` and `-`", _key_name),
+        "",
+        "which key of the brokers' --encrypt seals what is on disk; to destroy that key is to destroy the records",
+        shown="that of --encrypt",
+    )
+    member_idle_ms: int | None = setting(
+        or_for_ever(times(limits.MEMBER_IDLE_MS_FLOOR), None),
+        FOR_EVER,
+        "how long a group's member may keep a partition and neither take nor settle records while there are some; then "
+        "the next member has it, and what was not settled is given again",
+        live=True,
+    )
+    on_total_loss: OnTotalLoss = setting(
+        Values("recover (durability=memory only) or stop", one_of(OnTotalLoss).read),
+        "stop",
+        "whether a partition that has lost every in-sync log continues by itself with what is left, or waits for an "
+        "operator",
+        shown="recover if durability is memory, else stop",
+        live=True,
+    )
+
+
+SETTINGS: Mapping[str, Setting] = settings_of(TopicSettings)
+
+
+def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
+    """The settings of a topic with that many replicas, defaults filled in.
+
+    Sizes are bytes, or `64KiB`, `4MiB`, `1GiB` (also `4m`: powers of two always). Raises `InvalidSetting` naming the
+    setting, what it was given and what is allowed; for an unknown name, the nearest right one.
+    """
+    batch_bytes_max: int = SETTINGS["batch_bytes_max"].value(given.get("batch_bytes_max", str(limits.BATCH_BYTES_MAX)))
+    most = batch_bytes_max - limits.BATCH_OVERHEAD_BYTES
+    narrower = {
+        "min_insync_replicas": whole(1, replicas),
+        "batch_decoded_bytes_max": sizes(batch_bytes_max, limits.BATCH_DECODED_BYTES_CEILING),
+        "record_bytes_max": sizes(1, most),
+    }
+    table = {**SETTINGS, **{name: replace(SETTINGS[name], values=values) for name, values in narrower.items()}}
+    usual = {"min_insync_replicas": replicas // 2 + 1, "record_bytes_max": min(limits.RECORD_BYTES_MAX, most)}
+    settings = read_settings(TopicSettings, table, given, "topic", **usual)
+    if settings.durability is Durability.MEMORY:
+        recovers = "on_total_loss" not in given
+        return replace(settings, on_total_loss=OnTotalLoss.RECOVER) if recovers else settings
+    if settings.on_total_loss is OnTotalLoss.RECOVER:
+        raise InvalidSetting(
+            f"on_total_loss=recover would drop by itself what durability={settings.durability.value} promises to keep: "
+            "leave it at stop, and see `tritonmq partition recover`"
+        )
+    return settings

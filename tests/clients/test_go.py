@@ -9,13 +9,13 @@ import os
 import signal
 import subprocess
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from mq_client import Producer, Reader
 from mq_protocol import mq_pb2 as pb
@@ -143,20 +143,24 @@ def test_the_tests_of_the_go_client_pass(start_cluster: Callable[..., Cluster]) 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_generated_go_code_is_of_the_messages_as_they_are() -> None:
-    """By its descriptor, in which protoc writes the names for JSON for one language and not for the other."""
+def test_the_generated_go_code_is_of_messages_as_they_are() -> None:
+    """By its descriptor. It may lack what the Go client has no use for: brokers and clients pass over such fields."""
     lines = (CLIENT / "pb" / "mq.pb.go").read_text().splitlines()
     start = next(at for at, line in enumerate(lines) if "_rawDesc = " in line)
     literal = "".join(line.strip().removesuffix(" +")[1:-1] for line in lines[start + 1 :] if line.startswith('\t"'))
     generated = FileDescriptorProto.FromString(literal.encode("latin-1").decode("unicode_escape").encode("latin-1"))
-    for message in generated.message_type:
-        _forget_json_names(message)
     ours = FileDescriptorProto.FromString(pb.DESCRIPTOR.serialized_pb)
-    assert generated.SerializeToString() == ours.SerializeToString(), "run `make go-proto`"
+    assert set(_parts(generated, "")) <= set(_parts(ours, "")), "run `make go-proto`"
 
 
-def _forget_json_names(message: DescriptorProto) -> None:
-    for field in message.field:
-        field.ClearField("json_name")
-    for nested in message.nested_type:
-        _forget_json_names(nested)
+def _parts(of: Any, path: str) -> Iterator[tuple[str, bytes]]:
+    """Each field, value of an enum and method by itself, and what it is in. protoc writes the names for JSON for one
+    language and not for the other."""
+    for kind in ("message_type", "nested_type", "enum_type", "service"):
+        for each in getattr(of, kind, ()):
+            yield from _parts(each, f"{path}/{each.name}")
+    for kind in ("field", "value", "method"):
+        for part in getattr(of, kind, ()):
+            if kind == "field":
+                part.ClearField("json_name")
+            yield path, part.SerializeToString()

@@ -214,7 +214,7 @@ _OF_LINKS = "link"
 
 
 class Services:
-    """What calls are answered by. Owns nothing but the parts. Has a method for each row of `mq_protocol/methods.py`:
+    """What calls are answered by. Owns nothing but the parts. Has a method for each one in `mq_protocol/methods.py`:
     the one of that name in one of the parts.
 
     Raises `LookupError` if no part has it, or if two have.

@@ -243,6 +243,19 @@ def log_level(
     say(f"broker {broker} logs {logger} from {level} on for {seconds:g} s")
 
 
+_LEVELS = (
+    Column("logger", "logger", itemgetter(0)),
+    Column("level", "from", lambda each: each[1][0]),
+    Column("seconds", "#seconds left", lambda each: each[1][1]),
+)
+
+
+@cluster.command("log-levels", columns=_LEVELS)
+def log_levels(admin: Admin, broker: int = argument(type=click.IntRange(1))) -> Sequence[tuple[str, tuple[str, int]]]:
+    """What BROKER logs otherwise than it was started to."""
+    return list(admin.log_levels(broker).items())
+
+
 _FLOOR = json_only("demands", "can_demand")
 _DEMANDS: Final = ("tls", "authorize", "zk_auth")
 

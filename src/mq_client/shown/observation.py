@@ -143,12 +143,25 @@ class ObservingAdministrator:
         """Have one broker log from `level` on ("debug", "info", "warning", "error"). It goes back by itself after so
         many seconds. Raises `InvalidRequest` for a broker that does not live, and for a logger that it lacks."""
         deadline = Deadline(self._timeout_ms)
+        request = pb.SetLogLevelRequest(logger=logger, level=level.upper(), seconds=seconds)
+        self._connection.ask(
+            self._address_of(broker, deadline), "SetLogLevel", request, pb.SetLogLevelResponse, deadline
+        )
+
+    def log_levels(self, broker: int) -> dict[str, tuple[str, int]]:
+        """The loggers of one broker that log otherwise than it was started to, each with its level and the seconds
+        after which it goes back by itself. Raises `InvalidRequest` for a broker that does not live."""
+        deadline = Deadline(self._timeout_ms)
+        address = self._address_of(broker, deadline)
+        told = self._connection.ask(address, "LogLevels", pb.LogLevelsRequest(), pb.LogLevelsResponse, deadline)
+        return {each.logger: (each.level, each.seconds) for each in told.levels}
+
+    def _address_of(self, broker: int, deadline: Deadline) -> str:
         self._connection.metadata(deadline)
         address = self._connection.broker_address(broker)
         if address is None:
             raise InvalidRequest(f"no broker {broker} lives: there are {sorted(self._connection.brokers())}")
-        request = pb.SetLogLevelRequest(logger=logger, level=level.upper(), seconds=seconds)
-        self._connection.ask(address, "SetLogLevel", request, pb.SetLogLevelResponse, deadline)
+        return address
 
     def describe_topics(
         self, observed: ClusterObservation | None = None, *, internal: bool = False

@@ -300,6 +300,7 @@ RIGHTS: Final[Mapping[str, Row]] = {
         says="With Cluster Metrics everything is told, and numbers of the broker.",
     ),
     "SetLogLevel": Row((_cluster(_O.ALTER),), changes=True),
+    "LogLevels": Row((_cluster(_O.DESCRIBE),)),
     "Acls": Row((_cluster(_O.ACLS),)),
     "AlterAcls": Row((_cluster(_O.ACLS),), changes=True),
     "CheckAcl": Row((_cluster(_O.ACLS),)),

@@ -1,5 +1,4 @@
-"""Each row of the table of methods has one part of the broker that answers it, and stubs made from mq.proto are
-answered."""
+"""Each method has one part of the broker that answers it, and stubs made from mq.proto are answered."""
 
 from __future__ import annotations
 

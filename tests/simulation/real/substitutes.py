@@ -15,8 +15,9 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -42,7 +43,7 @@ from mq_broker.storage.journal.background_syncs import BackgroundSyncs
 from mq_broker.storage.journal.recovery import LogDamaged
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol import limits
+from mq_protocol import limits, names
 from mq_protocol.addresses import is_loopback
 from mq_protocol.errors import StagedBatchMissing
 from mq_protocol.queues import settings as queue_settings
@@ -396,21 +397,29 @@ def put_in_place(table: Table) -> Iterator[None]:
             setattr(module, name, value)
 
 
+def _allowing(table: Mapping[str, names.Setting], name: str, values: names.Values[Any]) -> dict[str, names.Setting]:
+    return {**table, name: replace(table[name], values=values)}
+
+
 @contextlib.contextmanager
 def in_place_of(table: Table, *, tight: bool = False, narrow: bool = False, sweep_s: float = 15.0) -> Iterator[None]:
     """The product's modules have the substitutes until this ends, and sizes and times that are soon reached. `tight`:
     with bounds that are reached, too; `narrow`: those of connections. `sweep_s`: so often what is staged and not
     decided is looked at."""
     undo: list[tuple[Any, str, Any]] = []
-    undo += [(limits, name, getattr(limits, name)) for name in ("SEGMENT_BYTES_FLOOR", "OFFSETS_OF_A_LIFE")]
+    undo.append((limits, "OFFSETS_OF_A_LIFE", limits.OFFSETS_OF_A_LIFE))
     undo += [(scheduled, name, getattr(scheduled, name)) for name in ("CARRY_ENTRIES", "CARRY_TIMES")]
     vars(scheduled).update(CARRY_ENTRIES=5, CARRY_TIMES=0)  # what holds a few entries back is carried
     undo += [(idle, name, getattr(idle, name)) for name in ("SLEPT_MS", "AGAIN_MS")]
     vars(idle).update(SLEPT_MS=1_000, AGAIN_MS=500)
     undo += [(keeping, name, getattr(keeping, name)) for name in ("CHECKPOINT_COST", "GROWTH", "WORTH_COST")]
     vars(keeping).update(CHECKPOINT_COST=12_000, GROWTH=0, WORTH_COST=1)  # of ten entries
-    undo.append((queue_settings, "IDLE_MS_FLOOR", queue_settings.IDLE_MS_FLOOR))
-    vars(queue_settings).update(IDLE_MS_FLOOR=1)
+    undo += [(names, "SETTINGS", names.SETTINGS), (queue_settings, "QUEUE_SETTINGS", queue_settings.QUEUE_SETTINGS)]
+    # segments of a few entries, so that many are begun and dropped
+    vars(names).update(SETTINGS=_allowing(names.SETTINGS, "segment_bytes_max", names.sizes(1_000)))
+    vars(queue_settings).update(
+        QUEUE_SETTINGS=_allowing(queue_settings.QUEUE_SETTINGS, "idle_ms", names.or_for_ever(names.times(1), 0))
+    )
     if tight:
         undo += [(work_state, name, getattr(work_state, name)) for name in ("SPAN_MAX", "RUNS_MAX")]
         vars(work_state).update(SPAN_MAX=40, RUNS_MAX=8)
@@ -424,7 +433,6 @@ def in_place_of(table: Table, *, tight: bool = False, narrow: bool = False, swee
         for module, sizes in NARROW.items():
             undo += [(module, name, getattr(module, name)) for name in sizes]
             vars(module).update(sizes)
-    limits.SEGMENT_BYTES_FLOOR = 1_000  # segments of a few entries, so that many are begun and dropped
     vars(limits).update(OFFSETS_OF_A_LIFE=OFFSETS_OF_A_LIFE)
     try:
         with put_in_place(table), pytest.MonkeyPatch.context() as patch:

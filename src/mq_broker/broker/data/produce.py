@@ -383,6 +383,11 @@ def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:
         _check_record_uuids(header)
     if header.acks not in _WAITS:
         raise InvalidRequest(f"acks {header.acks} is not known: all (0), leader (1) or none (2)")
+    if header.acks > pb.Acks.Value(topic.settings.acks_min.name):  # the weaker, the higher its number
+        raise InvalidRequest(
+            f"acks={_ACKS[header.acks]} is not enough for topic {topic.spec.name}: its setting acks_min demands "
+            f"acks={topic.settings.acks_min.value}"
+        )
     if header.HasField("stage"):
         query_id = key_of(header.stage.key).query_id
         if is_of_queue(query_id) and place_of(query_id) is None:

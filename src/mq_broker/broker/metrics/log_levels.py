@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from typing import Final
 
@@ -42,6 +43,18 @@ class LogLevels:
         self._back[name] = before, asyncio.get_running_loop().call_later(seconds, self._go_back, name)
         log.warning("%s is logged from %s on for the next %d s, as was asked for", name, request.level, seconds)
         return pb.SetLogLevelResponse(seconds=seconds)
+
+    async def log_levels(self, _request: pb.LogLevelsRequest, _deadline: float) -> pb.LogLevelsResponse:
+        now = asyncio.get_running_loop().time()
+        levels = [
+            pb.LogLevel(
+                logger=name,
+                level=logging.getLevelName(logging.getLogger(name).level),
+                seconds=max(0, math.ceil(timer.when() - now)),
+            )
+            for name, (_, timer) in sorted(self._back.items())
+        ]
+        return pb.LogLevelsResponse(levels=levels)
 
     def _go_back(self, name: str) -> None:
         before, _ = self._back.pop(name)

@@ -79,6 +79,23 @@ async def test_a_batch_is_refused_by_what_its_header_says(tmp_path: Path) -> Non
             assert (await stream.result()).base_offset == 0, "so many records may have UUIDs of their own"
 
 
+@virtual_time
+async def test_a_batch_that_asks_for_weaker_acks_than_its_topic_demands_is_refused(tmp_path: Path) -> None:
+    async with standalone(tmp_path) as broker:
+        await broker.create_topic("t", acks_min="leader")
+        async with broker.producing() as stream:
+            await stream.send("t", encode_batch(rows(1)), 1, acks=pb.NONE)
+            refused = from_wire((await stream.result()).error)
+            assert type(refused) is InvalidRequest
+            assert "acks=none is not enough for topic t: its setting acks_min demands acks=leader" in str(refused)
+            for acks in (pb.LEADER, pb.ALL):
+                await stream.send("t", encode_batch(rows(1)), 1, acks=acks)
+                assert not (await stream.result()).HasField("error")
+            await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", settings={"acks_min": "all"}))
+            await stream.send("t", encode_batch(rows(1)), 1, acks=pb.LEADER)
+            assert type(from_wire((await stream.result()).error)) is InvalidRequest
+
+
 # ---------------------------------------------------------------- one stream, its broker played by the test
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from pathlib import Path
 
@@ -34,9 +35,12 @@ async def test_a_level_holds_for_a_while_and_the_one_from_before_comes_back() ->
     assert (answer.seconds, level()) == (60, logging.DEBUG)
     await levels.set_log_level(request(level="ERROR", seconds=1), 0.0)
     assert level() == logging.ERROR
+    (changed,) = (await levels.log_levels(pb.LogLevelsRequest(), 0.0)).levels
+    assert (changed.logger, changed.level, changed.seconds) == (NAME, "ERROR", 1)
     async with asyncio.timeout(10):
         while level() != before:  # noqa: ASYNC110 - what is waited for is the logger's
             await asyncio.sleep(0.01)
+    assert not (await levels.log_levels(pb.LogLevelsRequest(), 0.0)).levels
     await levels.set_log_level(request(), 0.0)
     levels.close()
     assert level() == before
@@ -56,11 +60,16 @@ async def test_what_a_broker_does_not_have_is_refused_and_makes_no_logger(wrong:
 
 
 @real_time
-async def test_the_command_changes_one_broker_and_names_those_there_are(tmp_path: Path) -> None:
+async def test_the_commands_change_and_show_one_broker_and_name_those_there_are(tmp_path: Path) -> None:
     async with standalone(tmp_path) as broker:
         words = ["log-level", "1", "debug", "--logger", NAME, "--for", "60", "--bootstrap", broker.address]
         done = await asyncio.to_thread(CliRunner().invoke, cluster, words)
         assert (done.exit_code, level()) == (0, logging.DEBUG), done.output
+        listing = ["log-levels", "1", "--json", "--bootstrap", broker.address]
+        shown = await asyncio.to_thread(CliRunner().invoke, cluster, listing)
+        (row,) = json.loads(shown.stdout)
+        assert 0 < row.pop("seconds") <= 60
+        assert row == {"logger": NAME, "level": "DEBUG"}
         words[1] = "9"
         refused = await asyncio.to_thread(CliRunner().invoke, cluster, words)
         assert "there are [1]" in str(refused.exception)

@@ -147,6 +147,23 @@ async def test_a_lease_is_as_long_as_its_member_asks_for_and_as_the_group_says_o
 
 
 @real_time
+async def test_a_member_has_no_more_records_than_a_member_may_have_and_others_get_the_rest() -> None:
+    group = Group(10, member_in_flight_max=3, spill=True)
+    lease = await lease_of(group, "a", 10, priority=1)
+    assert group.leased() == {"a": ((0, 3),)}
+    again = group.ask("a", 10, priority=1, held=[lease])
+    its = await lease_of(group, "b", 10)
+    assert group.leased() == {"a": ((0, 3),), "b": ((3, 6),)}, "nobody waits for one that is lent no more"
+    await group.ack("a", lease, (0, 2)).answered
+    assert offsets(again) == [(6, 8)]
+    group.declare(member_in_flight_max=4)
+    group.pass_ms(1_000)  # so long nobody waits for a higher one to ask again
+    more = group.ask("b", 10, held=[its])
+    await rounds()
+    assert offsets(more) == [(8, 9)]
+
+
+@real_time
 async def test_records_in_flight_are_counted_over_all_members_that_ask_at_once() -> None:
     group = Group(50, in_flight_max=5)
     askings = [group.ask(member, 3) for member in "abc"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from mq_broker.broker.host.partition import Partition
@@ -58,7 +57,11 @@ class Choosing:
         """Lend those who wait what is ready, by the draft; tell those who only want to know. `error`: why no entry can
         be written: whoever would be lent something is refused."""
         ready, looked, end = policy.ready, 0, policy.masks.upto(self._partition.next_offset)
-        full = partial(holdings.full, limit=ready.limit)
+        each_max = queue.settings.member_in_flight_max
+
+        def full(member: str) -> bool:
+            return holdings.full(member, ready.limit) or holdings.members.records(member) >= each_max
+
         for asking in self._asking.in_turn(spill=queue.settings.spill, full=full):
             room = queue.settings.in_flight_max - self._state.leased
             if room <= 0 or not draft.lends or looked > HELD_AT_ONCE:
@@ -75,7 +78,7 @@ class Choosing:
             of = policy.of(asking.filter)
             if records and self._is_reserved(asking.member, of, queue, now_ms, now_us):
                 continue
-            wish = self.wish(asking, min(room, ready.most(records)), now_ms, alone=not records)
+            wish = self.wish(asking, min(room, ready.most(records), each_max - records), now_ms, alone=not records)
             if not asking.records_max:
                 if (
                     self._tell(draft, asking, of.is_ready(wish, now_us, end))
