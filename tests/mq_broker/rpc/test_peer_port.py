@@ -23,14 +23,11 @@ def peer(broker: int, **options: int) -> Peer:
 
 
 @real_time
-async def test_of_strangers_the_first_goes_and_a_broker_that_is_connected_or_comes_is_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(accepting, "STRANGERS_MAX", 3)
+async def test_of_strangers_the_first_goes_and_a_broker_that_is_connected_or_comes_is_served() -> None:
     one, two, three = peer(1), peer(2), peer(3)
     async with serving(one, two, three), contextlib.AsyncExitStack() as stack:
         await two.ask(one)
-        strangers = [await stack.enter_async_context(connected(one.port)) for _ in range(4)]
+        strangers = [await stack.enter_async_context(connected(one.port)) for _ in range(accepting.STRANGERS_MAX + 1)]
         await strangers[0].gone()
         await two.ask(one)
         await three.ask(one)
