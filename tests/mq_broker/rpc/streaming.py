@@ -113,7 +113,7 @@ class Answering:
 
 class Served:
     """A port for calls. `room`: of streams at once. `memory`: what clients may have there. `entering`: what stands
-    before each call."""
+    before each call. `waits`: how long connections and calls may take, in the words of `Bounds`."""
 
     def __init__(
         self,
@@ -122,6 +122,7 @@ class Served:
         memory: Held | None = None,
         entering: Entering | None = None,
         service: Any = None,
+        waits: dict[str, int] | None = None,
         **options: Any,
     ) -> None:
         self.service = service or Answering()
@@ -134,7 +135,7 @@ class Served:
         offered = rpc_port.Served(
             clients, entering or Entering(TokenDoor(())), Arrivals(self.memory), options.pop("of_brokers", {})
         )
-        bounds = rpc_port.Bounds(MESSAGE_BYTES_MAX, options.pop("connections_max", 100), options.pop("age_ms", None))
+        bounds = rpc_port.Bounds(MESSAGE_BYTES_MAX, options.pop("connections_max", 100), **(waits or {}))
         self.server = rpc_port.Port(listener, offered, bounds, **options)
 
 

@@ -4,11 +4,10 @@ go on."""
 from __future__ import annotations
 
 import contextlib
-
-import pytest
+from typing import Any
 
 from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.wire import accepting, port
+from mq_broker.rpc.wire import accepting
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import Overloaded
 from mq_protocol.methods import BROKER
@@ -18,7 +17,7 @@ from tests.mq_broker.rpc.streaming import asking, connected, opening, until
 from tests.mq_broker.rpc.test_peer_service import SECRET, Peer, serving
 
 
-def peer(broker: int, **options: int) -> Peer:
+def peer(broker: int, **options: Any) -> Peer:
     return Peer(PeerProof(broker, 1, "cluster", SECRET), **options)
 
 
@@ -57,8 +56,7 @@ async def test_what_is_passed_on_of_clients_keeps_no_broker_out() -> None:
 
 
 @real_time
-async def test_a_stranger_that_asks_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port, "HANDSHAKE_TIMEOUT_MS", 100)
-    one = peer(1)
+async def test_a_stranger_that_asks_nothing_is_disconnected() -> None:
+    one = peer(1, waits={"handshake_ms": 100})
     async with serving(one), connected(one.port) as silent:
         await silent.gone()

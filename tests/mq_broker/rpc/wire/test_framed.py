@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.wire import accepting, framed, links, port
+from mq_broker.rpc.wire import accepting, framed, links
 from mq_broker.rpc.wire.accepting import bind
 from mq_broker.rpc.wire.certificates import Certificates
 from mq_broker.rpc.wire.framed import connect
 from mq_broker.rpc.wire.outgoing import PeerAddress
+from mq_broker.rpc.wire.port import Bounds
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.addresses import origin
 from mq_protocol.errors import PeerRefused, TritonMQError, Unreachable
@@ -108,9 +109,8 @@ async def test_a_hello_that_is_cut_off_anywhere_opens_nothing() -> None:
 
 @real_time
 async def test_whoever_says_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port, "HANDSHAKE_TIMEOUT_MS", 50)
     monkeypatch.setattr(links, "CONNECT_TIMEOUT_MS", 50)
-    two = Node(2)
+    two = Node(2, bounds=Bounds(handshake_ms=50))
     async with nodes(two):
         async with connection(two) as (nothing, _):
             assert await closed(nothing) == b""
