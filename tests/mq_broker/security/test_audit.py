@@ -104,7 +104,6 @@ def test_nobody_waits_for_the_disk_and_what_is_lost_is_told(tmp_path: Path, monk
 
 
 def test_the_file_is_turned_over_and_the_oldest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FILES_MAX", 3)
     monkeypatch.setattr(module, "_AT_ONCE_MAX", 1)
     log = Audit(tmp_path / "audit.log", 1, file_bytes_max=1_000)
     log.start()
@@ -112,7 +111,7 @@ def test_the_file_is_turned_over_and_the_oldest_goes(tmp_path: Path, monkeypatch
         log.allowed(asker(), "CreateTopic", "Create", f"topic {number}", often=False)
     log.stop()
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["audit.log", "audit.log.1", "audit.log.2"]
+    assert files == ["audit.log", *(f"audit.log.{number}" for number in range(1, module.FILES_MAX))]
     assert all(path.stat().st_size <= 1_000 for path in tmp_path.iterdir())
     kept = [line["number"] for name in reversed(files) for line in lines(tmp_path / name)]
     assert kept == list(range(kept[0], 101)), "the newest, in order"
