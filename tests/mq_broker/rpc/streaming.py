@@ -37,6 +37,7 @@ class Answering:
         self.error: Exception | None = None
         self.hangs = False
         self.begun = 0
+        self._begins = asyncio.Semaphore(0)
         self.heard: list[pb.SubscribeRequest] = []
         self.sent = 0
         self.ended = asyncio.Event()
@@ -44,6 +45,16 @@ class Answering:
         self.deadline = 0.0  # of what was asked last
         for name, method in BROKER.unary.items():
             setattr(self, method.attribute, self._unary(name, method.response))
+
+    def _begin(self) -> None:
+        self.begun += 1
+        self._begins.release()
+
+    async def begins(self, streams: int = 1) -> None:
+        """Until so many more streams have begun."""
+        async with asyncio.timeout(DEADLINE_S):
+            for _ in range(streams):
+                await self._begins.acquire()
 
     def _unary(self, name: str, response: type[Any]) -> Any:
         async def answer(request: Any, deadline: float) -> Any:
@@ -57,7 +68,7 @@ class Answering:
         return answer
 
     async def produce(self, requests: ProduceRequests, send: Send[pb.ProduceResponse]) -> None:
-        self.begun += 1
+        self._begin()
         try:
             if self.hangs:
                 await asyncio.Event().wait()
@@ -80,7 +91,7 @@ class Answering:
 
     async def subscribe(self, requests: AsyncIterator[pb.SubscribeRequest], send: Send[Batches]) -> None:
         """A batch of as many bytes as there is credit for."""
-        self.begun += 1
+        self._begin()
         try:
             async for request in requests:
                 self.heard.append(request)

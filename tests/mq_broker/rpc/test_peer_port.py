@@ -13,7 +13,7 @@ from mq_protocol.errors import Overloaded
 from mq_protocol.methods import BROKER
 from mq_protocol.wire.call import PREAMBLE
 from tests.coroutines import real_time
-from tests.mq_broker.rpc.streaming import asking, connected, opening, until
+from tests.mq_broker.rpc.streaming import asking, connected, opening
 from tests.mq_broker.rpc.test_peer_service import SECRET, Peer, serving
 
 
@@ -49,7 +49,7 @@ async def test_what_is_passed_on_of_clients_keeps_no_broker_out() -> None:
     one, two = peer(1, connections_max=1), peer(2)
     async with serving(one, two), connected(one.port) as first, connected(one.port) as too_many:
         first.say([PREAMBLE], opening(passed_on=passed_on))
-        await until(lambda: one.port.service.begun == 1)
+        await one.port.service.begins()
         too_many.say([PREAMBLE], opening(passed_on=passed_on))
         assert isinstance(await too_many.refused(), Overloaded)
         await two.ask(one)

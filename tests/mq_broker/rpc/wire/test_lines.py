@@ -100,7 +100,7 @@ async def test_a_call_that_fails_or_is_cancelled_before_its_end_takes_its_connec
                 await line.read()
 
         waiting = asyncio.create_task(hangs())
-        await until(lambda: there.service.begun == 1)
+        await there.service.begins()
         waiting.cancel()
         await asyncio.wait({waiting})
         await there.service.ended.wait()
@@ -150,7 +150,7 @@ async def test_who_closes_ends_what_is_under_way() -> None:
 
         await use(ours, there)
         waiting = [asyncio.create_task(hangs()) for _ in range(2)]
-        await until(lambda: there.service.begun == 2)
+        await there.service.begins(2)
         await ours.close()
         for each in waiting:
             with pytest.raises(Unreachable):

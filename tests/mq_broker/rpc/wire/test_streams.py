@@ -178,7 +178,7 @@ async def test_what_is_not_taken_is_left_in_tcp() -> None:
         served.service.hangs = True
         async with connected(served) as client:
             client.say([OPENED])
-            await until(lambda: served.service.begun == 1)
+            await served.service.begins()
             taken = 0
             said = b"".join(batch(1, bytes(500_000)))
             with contextlib.suppress(TimeoutError):
@@ -196,7 +196,7 @@ async def test_the_handler_of_a_client_that_has_gone_ends() -> None:
         served.service.hangs = True
         async with connected(served) as client:
             client.say([OPENED])
-            await until(lambda: served.service.begun == 1)
+            await served.service.begins()
         async with asyncio.timeout(DEADLINE_S):
             await served.service.ended.wait()
         assert not served.gate.calls
@@ -361,7 +361,7 @@ async def test_a_port_that_has_stopped_has_closed_what_it_accepted(tmp_path: Pat
 async def test_a_port_that_stops_ends_what_is_under_way() -> None:
     async with serving() as served, connected(served) as client:
         client.say([OPENED])
-        await until(lambda: served.service.begun == 1)
+        await served.service.begins()
         await served.server.stop()
         assert served.service.ended.is_set()
         with pytest.raises(OSError):
