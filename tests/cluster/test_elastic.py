@@ -64,6 +64,10 @@ def wait_until_moved(cluster: Cluster) -> None:
     wait_until(lambda: not cluster.admin.moves(), "every move is over")
 
 
+def wait_until_known(cluster: Cluster, target: tuple[int, ...]) -> None:
+    wait_until(lambda: replicas(cluster)[0] == target, f"every broker has heard that the replicas are {target}")
+
+
 def journals(cluster: Cluster, broker: int, topic: str = TOPIC) -> list[Any]:
     topic_id = cluster.admin.describe_topic(topic).topic_id
     return [path for path in cluster.brokers[broker].data_dir.rglob("log.json") if topic_id in path.read_text()]
@@ -108,7 +112,7 @@ def test_a_partition_moves_while_it_is_written_and_whoever_drives_the_move_dies(
     with Traffic(cluster.bootstrap, TOPIC) as load:
         load.until_acknowledged(200)
         command(cluster, "partition", "move", TOPIC, "0", "--to", ",".join(map(str, target)))
-        wait_until(lambda: replicas(cluster)[0] == target, "every broker has heard of it")
+        wait_until_known(cluster, target)
         cluster.hand_over(TOPIC, target[0])  # its first replica, unless it could not follow in time
         for broker in before:
             wait_until(lambda broker=broker: cluster.admin.needed_by(broker) == 0, f"broker {broker} is needed no more")
@@ -121,14 +125,14 @@ def test_a_partition_moves_while_it_is_written_and_whoever_drives_the_move_dies(
         cluster.resume(before[0])
         load.until_acknowledged(200)
         wait_until_moved(cluster)
-        wait_until(lambda: replicas(cluster)[0] == (before[0], target[1]), "every broker has heard of it")
+        wait_until_known(cluster, (before[0], target[1]))
         wait_until(lambda: cluster.leader(TOPIC) in (before[0], target[1]), "one of them leads")
         cluster.restart(target[0])
         cluster.wait_until_serving()
 
         pause_and_start_move(cluster, before[1], before[0], (before[1], target[0]))
         assert "back where it came from" in command(cluster, "partition", "move", TOPIC, "0", "--cancel")
-        wait_until(lambda: replicas(cluster)[0] == (before[0], target[1]), "every broker has heard of it")
+        wait_until_known(cluster, (before[0], target[1]))
         cluster.resume(before[1])
         load.until_acknowledged(100)
     expect_exactly_what_was_acknowledged(cluster, load)

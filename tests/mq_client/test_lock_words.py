@@ -15,7 +15,6 @@ import pytest
 
 from mq_client import Lock, LockLost, LockNotAcquired
 from mq_client import lock as lock_module
-from mq_client.cluster import deadline as deadline_module
 from mq_client.cluster.client import NOBODY, Client
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.loop import EventLoop
@@ -23,7 +22,7 @@ from mq_client.errors import InvalidRequest, OutcomeUnknown, Overloaded, TritonM
 from mq_client.lock import _Place
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.wire.envelope import Envelope
-from tests.mq_client.cluster.scripted import Clock, Scripted, told
+from tests.mq_client.cluster.scripted import Scripted, played_clock, told
 
 WAIT_S = 30.0
 
@@ -165,8 +164,7 @@ class Brokers:
 @pytest.fixture
 def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
     """Of a lock named `night`, at a cluster of two, asked in their order."""
-    clock = Clock()
-    monkeypatch.setattr(deadline_module, "time", clock)
+    clock = played_clock(monkeypatch)
     monkeypatch.setattr(lock_module, "random", SimpleNamespace(shuffle=lambda addresses: addresses.sort()))
     connection = Scripted(clock)
     connection.brokers_say = {"b:1": told(brokers=2), "b:2": told(brokers=2)}

@@ -60,12 +60,18 @@ WAYS_IN: list[Callable[[], object]] = [
 ]
 
 
+@pytest.fixture
+def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of the PySpark that is there."""
+    monkeypatch.setattr(pyspark, "__version__", request.param)
+    return str(request.param)
+
+
 @pytest.mark.parametrize("enter", WAYS_IN, ids=["configure", "data source"])
-@pytest.mark.parametrize("version", ["4.1.1", "4.0.0.dev0", "3.5.9"])
+@pytest.mark.parametrize("version", ["4.1.1", "4.0.0.dev0", "3.5.9"], indirect=True)
 def test_a_pyspark_below_the_first_that_works_is_refused_with_both_versions_and_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, enter: Callable[[], object], version: str
+    enter: Callable[[], object], version: str
 ) -> None:
-    monkeypatch.setattr(pyspark, "__version__", version)
     with pytest.raises(
         ImportError, match=f"needs PySpark 4.2 or later, and this is PySpark {version}: pip install 'pyspark>=4.2'"
     ):
@@ -73,9 +79,6 @@ def test_a_pyspark_below_the_first_that_works_is_refused_with_both_versions_and_
 
 
 @pytest.mark.parametrize("enter", WAYS_IN, ids=["configure", "data source"])
-@pytest.mark.parametrize("version", ["4.2.0", "4.2.0.dev1", "4.10.0", "5.0.1", "a build of our own"])
-def test_newer_ones_and_builds_with_odd_names_are_let_in(
-    monkeypatch: pytest.MonkeyPatch, enter: Callable[[], object], version: str
-) -> None:
-    monkeypatch.setattr(pyspark, "__version__", version)
+@pytest.mark.parametrize("version", ["4.2.0", "4.2.0.dev1", "4.10.0", "5.0.1", "a build of our own"], indirect=True)
+def test_newer_ones_and_builds_with_odd_names_are_let_in(enter: Callable[[], object], version: str) -> None:
     enter()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from mq_broker.core.entries import DeleteGroup, Entry, MoveCursor, Operation
 from mq_broker.core.machine import admission
 from mq_broker.core.machine.machine import PartitionMachine
@@ -12,6 +10,7 @@ from mq_broker.core.machine.state import EPHEMERAL
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Propose, Refused
 from mq_protocol.errors import TooManyGroups
+from mq_protocol.limits import GROUPS_PER_PARTITION_MAX
 
 WINDOW = WindowBounds(100)
 
@@ -41,11 +40,9 @@ def test_a_state_that_is_taken_up_knows_which_groups_are_ephemeral() -> None:
         assert sorted(known.cursors) == ["b", "c", "k"]
 
 
-def test_a_partition_keeps_the_cursors_of_so_many_groups_and_refuses_one_more_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(admission, "GROUPS_PER_PARTITION_MAX", 2)
-    machine = applied(PartitionMachine(WINDOW), MoveCursor("a", 0, "consumer"))
+def test_a_partition_keeps_the_cursors_of_so_many_groups_and_refuses_one_more_by_name() -> None:
+    others = (MoveCursor(f"g{number}", 0, "consumer") for number in range(GROUPS_PER_PARTITION_MAX - 2))
+    machine = applied(PartitionMachine(WINDOW), MoveCursor("a", 0, "consumer"), *others)
 
     def judged(group: str) -> object:
         propose = Propose(1, MoveCursor(group, 0, "spark"), 1_000)
@@ -58,7 +55,7 @@ def test_a_partition_keeps_the_cursors_of_so_many_groups_and_refuses_one_more_by
     assert refused.of_absence, "a leader deposed unawares does not know of groups that were deleted since"
     assert isinstance(refused.result, Refused)
     assert isinstance(refused.result.error, TooManyGroups)
-    assert "2 groups" in str(refused.result.error)
+    assert f"{GROUPS_PER_PARTITION_MAX} groups" in str(refused.result.error)
     assert "delete unused groups" in str(refused.result.error)
     assert isinstance(judged("a"), admission.Admit), "those that are there go on"
     applied(machine, DeleteGroup("a"))

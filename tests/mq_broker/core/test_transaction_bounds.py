@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterable
 
 from mq_broker.core.entries import (
     Abort,
@@ -19,9 +19,15 @@ from mq_broker.core.entries import (
     Stage,
     TransactionKey,
 )
-from mq_broker.core.machine import admission, machine
-from mq_broker.core.machine.admission import Admit, Answer, WaitFor, judge
-from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.admission import (
+    ABORTED_KEYS_MAX,
+    TRANSACTION_KEYS_MAX,
+    Admit,
+    Answer,
+    WaitFor,
+    judge,
+)
+from mq_broker.core.machine.machine import FENCED_KEYS_MAX, PUBLISHED_KEYS_MAX, PartitionMachine
 from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Done, Propose, Refused
@@ -45,6 +51,12 @@ class Coordinator:
         self.tail: list[Entry] = []
         self.index = 0
 
+    def commits(self, operations: Iterable[Operation]) -> None:
+        """They were admitted before."""
+        for operation in operations:
+            self.index += 1
+            self.machine.apply(Entry(self.index, 1, self.index, operation))
+
     def ask(self, operation: Operation) -> Admit | Refused | object:
         """Judged; what is admitted is written to the tail."""
         verdict = judge(Propose(1, operation, 0), self.machine, Overlay(self.tail), 1)
@@ -63,55 +75,48 @@ def is_refused(answer: object, error: type[Exception]) -> bool:
     return isinstance(answer, Refused) and isinstance(answer.error, error)
 
 
-def test_a_coordinator_refuses_new_keys_beyond_its_bound_and_those_that_it_has_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(admission, "TRANSACTION_KEYS_MAX", 3)
+def test_a_coordinator_refuses_new_keys_beyond_its_bound_and_those_that_it_has_go_on() -> None:
+    full = TRANSACTION_KEYS_MAX
     coordinator = Coordinator()
-    for number in range(2):
-        assert isinstance(coordinator.ask(decide(number)), Admit)
+    coordinator.commits(map(decide, range(full - 1)))
+    assert isinstance(coordinator.ask(decide(full - 1)), Admit)
+    assert is_refused(coordinator.ask(decide(full)), TooManyTransactions), "what is not committed yet counts as well"
     coordinator.commit()
-    assert isinstance(coordinator.ask(decide(2)), Admit)
-    assert is_refused(coordinator.ask(decide(3)), TooManyTransactions), "one that is not committed yet counts as well"
-    coordinator.commit()
-    assert is_refused(coordinator.ask(decide(3)), TooManyTransactions)
+    assert is_refused(coordinator.ask(decide(full)), TooManyTransactions)
     assert isinstance(coordinator.ask(decide(0, batch_id=1)), Admit)
 
 
-def test_a_full_coordinator_can_still_abort_a_key_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "TRANSACTION_KEYS_MAX", 1)
-    monkeypatch.setattr(admission, "ABORTED_KEYS_MAX", 1)
+def test_a_full_coordinator_can_still_abort_a_key_that_it_does_not_know() -> None:
+    first, last = TRANSACTION_KEYS_MAX, TRANSACTION_KEYS_MAX + ABORTED_KEYS_MAX - 1
     coordinator = Coordinator()
-    coordinator.ask(decide(0))
+    coordinator.commits(map(decide, range(first)))
+    coordinator.commits(Abort(key(number)) for number in range(first, last))
+    assert isinstance(coordinator.ask(Abort(key(last))), Admit)
+    assert is_refused(coordinator.ask(Abort(key(last + 1))), TooManyTransactions), "the one on its way counts"
     coordinator.commit()
-    assert isinstance(coordinator.ask(Abort(key(1))), Admit)
-    coordinator.commit()
-    assert is_refused(coordinator.ask(Abort(key(2))), TooManyTransactions)
+    assert is_refused(coordinator.ask(Abort(key(last + 1))), TooManyTransactions)
     assert isinstance(coordinator.ask(Abort(key(0))), Admit)
     coordinator.commit()
-    assert is_refused(coordinator.ask(decide(1)), TransactionAborted)
+    assert is_refused(coordinator.ask(decide(last)), TransactionAborted)
 
 
-def test_a_partition_forgets_its_oldest_fence_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "FENCED_KEYS_MAX", 2)
+def test_a_partition_forgets_its_oldest_fence_beyond_its_bound() -> None:
+    last = FENCED_KEYS_MAX
     partition = Coordinator()
-    for number in range(3):
-        partition.ask(Fence(key(number)))
-        partition.commit()
-    assert list(partition.machine.fenced) == [key(1), key(2)]
-    assert is_refused(partition.ask(Stage(key(2), 0, "run")), TransactionAborted)
+    partition.commits(Fence(key(number)) for number in range(last))
+    assert is_refused(partition.ask(Stage(key(0), 0, "run")), TransactionAborted)
+    partition.commits([Fence(key(last))])
+    assert list(partition.machine.fenced) == [key(number) for number in range(1, last + 1)]
+    assert is_refused(partition.ask(Stage(key(last), 0, "run")), TransactionAborted)
     assert isinstance(partition.ask(Stage(key(0), 0, "run")), Admit)
 
 
-def test_a_partition_forgets_the_key_that_has_published_nothing_for_longest_beyond_its_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(machine, "PUBLISHED_KEYS_MAX", 2)
+def test_a_partition_forgets_the_key_that_has_published_nothing_for_longest_beyond_its_bound() -> None:
+    last = PUBLISHED_KEYS_MAX
     partition = Coordinator()
-    for number, batch_id in ((0, 0), (1, 0), (0, 1), (2, 0)):
-        partition.ask(Publish(key(number), batch_id, ()))
-        partition.commit()
-    assert dict(partition.machine.published) == {key(0): 1, key(2): 0}
+    partition.commits(Publish(key(number), 0, ()) for number in range(last))
+    partition.commits([Publish(key(0), 1, ()), Publish(key(last), 0, ())])
+    assert dict(partition.machine.published) == {key(0): 1} | {key(number): 0 for number in range(2, last + 1)}
 
 
 def test_the_last_published_micro_batch_of_a_key_never_falls() -> None:
@@ -119,17 +124,6 @@ def test_the_last_published_micro_batch_of_a_key_never_falls() -> None:
     for index, batch_id in enumerate((5, 3), start=1):
         partition.apply(Entry(index, 1, index, Publish(key(0), batch_id, ())))
     assert partition.published[key(0)] == 5
-
-
-def test_a_full_coordinator_counts_the_keys_that_are_on_their_way_for_an_abort_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(admission, "TRANSACTION_KEYS_MAX", 1)
-    monkeypatch.setattr(admission, "ABORTED_KEYS_MAX", 1)
-    coordinator = Coordinator()
-    assert isinstance(coordinator.ask(Abort(key(0))), Admit)
-    assert isinstance(coordinator.ask(Abort(key(1))), Admit)
-    assert is_refused(coordinator.ask(Abort(key(2))), TooManyTransactions)
 
 
 def test_one_key_waits_for_what_is_about_it_and_no_other_does() -> None:

@@ -82,6 +82,7 @@ class Node:
         secret: bytes = SECRET,
         dialled: Tls | None = None,
         served: Tls | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
         self.broker = broker
         self.incarnation = incarnation
@@ -93,7 +94,7 @@ class Node:
         self.links = Links(proof, self.heard, self._spawn, self._read_brokers, self.refusals, dialled)
         listener, port = bind("127.0.0.1:0", "--listen")
         offered = Served({}, Entering(TokenDoor(())), Arrivals(Held(1 << 30)), links=self.links.accept)
-        self.port = Port(listener, offered, Bounds(), served)
+        self.port = Port(listener, offered, bounds or Bounds(), served)
         self.address = f"127.0.0.1:{port}"
 
     def _read_brokers(self) -> None:

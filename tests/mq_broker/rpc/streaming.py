@@ -37,6 +37,7 @@ class Answering:
         self.error: Exception | None = None
         self.hangs = False
         self.begun = 0
+        self._begins = asyncio.Semaphore(0)
         self.heard: list[pb.SubscribeRequest] = []
         self.sent = 0
         self.ended = asyncio.Event()
@@ -44,6 +45,16 @@ class Answering:
         self.deadline = 0.0  # of what was asked last
         for name, method in BROKER.unary.items():
             setattr(self, method.attribute, self._unary(name, method.response))
+
+    def _begin(self) -> None:
+        self.begun += 1
+        self._begins.release()
+
+    async def begins(self, streams: int = 1) -> None:
+        """Until so many more streams have begun."""
+        async with asyncio.timeout(DEADLINE_S):
+            for _ in range(streams):
+                await self._begins.acquire()
 
     def _unary(self, name: str, response: type[Any]) -> Any:
         async def answer(request: Any, deadline: float) -> Any:
@@ -57,7 +68,7 @@ class Answering:
         return answer
 
     async def produce(self, requests: ProduceRequests, send: Send[pb.ProduceResponse]) -> None:
-        self.begun += 1
+        self._begin()
         try:
             if self.hangs:
                 await asyncio.Event().wait()
@@ -80,7 +91,7 @@ class Answering:
 
     async def subscribe(self, requests: AsyncIterator[pb.SubscribeRequest], send: Send[Batches]) -> None:
         """A batch of as many bytes as there is credit for."""
-        self.begun += 1
+        self._begin()
         try:
             async for request in requests:
                 self.heard.append(request)
@@ -113,7 +124,7 @@ class Answering:
 
 class Served:
     """A port for calls. `room`: of streams at once. `memory`: what clients may have there. `entering`: what stands
-    before each call."""
+    before each call. `waits`: how long connections and calls may take, in the words of `Bounds`."""
 
     def __init__(
         self,
@@ -122,6 +133,7 @@ class Served:
         memory: Held | None = None,
         entering: Entering | None = None,
         service: Any = None,
+        waits: dict[str, int] | None = None,
         **options: Any,
     ) -> None:
         self.service = service or Answering()
@@ -134,7 +146,7 @@ class Served:
         offered = rpc_port.Served(
             clients, entering or Entering(TokenDoor(())), Arrivals(self.memory), options.pop("of_brokers", {})
         )
-        bounds = rpc_port.Bounds(MESSAGE_BYTES_MAX, options.pop("connections_max", 100), options.pop("age_ms", None))
+        bounds = rpc_port.Bounds(MESSAGE_BYTES_MAX, options.pop("connections_max", 100), **(waits or {}))
         self.server = rpc_port.Port(listener, offered, bounds, **options)
 
 

@@ -4,33 +4,29 @@ go on."""
 from __future__ import annotations
 
 import contextlib
-
-import pytest
+from typing import Any
 
 from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.wire import accepting, port
+from mq_broker.rpc.wire import accepting
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import Overloaded
 from mq_protocol.methods import BROKER
 from mq_protocol.wire.call import PREAMBLE
 from tests.coroutines import real_time
-from tests.mq_broker.rpc.streaming import asking, connected, opening, until
+from tests.mq_broker.rpc.streaming import asking, connected, opening
 from tests.mq_broker.rpc.test_peer_service import SECRET, Peer, serving
 
 
-def peer(broker: int, **options: int) -> Peer:
+def peer(broker: int, **options: Any) -> Peer:
     return Peer(PeerProof(broker, 1, "cluster", SECRET), **options)
 
 
 @real_time
-async def test_of_strangers_the_first_goes_and_a_broker_that_is_connected_or_comes_is_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(accepting, "STRANGERS_MAX", 3)
+async def test_of_strangers_the_first_goes_and_a_broker_that_is_connected_or_comes_is_served() -> None:
     one, two, three = peer(1), peer(2), peer(3)
     async with serving(one, two, three), contextlib.AsyncExitStack() as stack:
         await two.ask(one)
-        strangers = [await stack.enter_async_context(connected(one.port)) for _ in range(4)]
+        strangers = [await stack.enter_async_context(connected(one.port)) for _ in range(accepting.STRANGERS_MAX + 1)]
         await strangers[0].gone()
         await two.ask(one)
         await three.ask(one)
@@ -53,15 +49,14 @@ async def test_what_is_passed_on_of_clients_keeps_no_broker_out() -> None:
     one, two = peer(1, connections_max=1), peer(2)
     async with serving(one, two), connected(one.port) as first, connected(one.port) as too_many:
         first.say([PREAMBLE], opening(passed_on=passed_on))
-        await until(lambda: one.port.service.begun == 1)
+        await one.port.service.begins()
         too_many.say([PREAMBLE], opening(passed_on=passed_on))
         assert isinstance(await too_many.refused(), Overloaded)
         await two.ask(one)
 
 
 @real_time
-async def test_a_stranger_that_asks_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port, "HANDSHAKE_TIMEOUT_MS", 100)
-    one = peer(1)
+async def test_a_stranger_that_asks_nothing_is_disconnected() -> None:
+    one = peer(1, waits={"handshake_ms": 100})
     async with serving(one), connected(one.port) as silent:
         await silent.gone()

@@ -29,7 +29,7 @@ async def test_what_is_half_sent_is_counted_and_more_than_there_is_room_for_wait
             clients = [await stack.enter_async_context(connected(served)) for _ in range(20)]
             for client in clients:
                 client.say([OPENED, message[:-1_000]])
-            await until(lambda: served.service.begun == len(clients))
+            await served.service.begins(len(clients))
             await until(lambda: served.memory.bytes > 2_000_000)
             waiting = [asyncio.create_task(client.result()) for client in clients]
             for client in clients:
@@ -85,7 +85,7 @@ async def test_what_is_refused_before_it_is_let_in_is_told_at_once_on_a_kept_con
             pass
         async with connected(served) as other:
             other.say([PREAMBLE], opening())
-            await until(lambda: served.service.begun == 1)
+            await served.service.begins()
             kept.say(fetching(0, 1))
             assert isinstance(await kept.refused(), Overloaded)
 

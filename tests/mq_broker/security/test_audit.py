@@ -85,7 +85,6 @@ def test_denials_of_one_kind_are_counted_and_the_count_is_told(tmp_path: Path) -
 
 
 def test_nobody_waits_for_the_disk_and_what_is_lost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "QUEUE_MAX", 50)
     writing, going_on = threading.Event(), threading.Event()
     log = Audit(tmp_path / "audit.log", 1)
     real = log._write
@@ -93,7 +92,7 @@ def test_nobody_waits_for_the_disk_and_what_is_lost_is_told(tmp_path: Path, monk
     log.start()
     log.allowed(asker(), "CreateTopic", "Create", "first", often=False)
     assert writing.wait(DEADLINE_S)
-    for _ in range(1_000):
+    for _ in range(module.QUEUE_MAX + 950):
         log.allowed(asker(), "CreateTopic", "Create", "topic", often=False)
     assert log.lost == 950
     going_on.set()
@@ -101,11 +100,10 @@ def test_nobody_waits_for_the_disk_and_what_is_lost_is_told(tmp_path: Path, monk
     log.stop()
     found = lines(tmp_path / "audit.log")
     assert sum(line.get("lost", 0) for line in found) == 950
-    assert sum("number" in line for line in found) == 51
+    assert sum("number" in line for line in found) == module.QUEUE_MAX + 1
 
 
 def test_the_file_is_turned_over_and_the_oldest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FILES_MAX", 3)
     monkeypatch.setattr(module, "_AT_ONCE_MAX", 1)
     log = Audit(tmp_path / "audit.log", 1, file_bytes_max=1_000)
     log.start()
@@ -113,7 +111,7 @@ def test_the_file_is_turned_over_and_the_oldest_goes(tmp_path: Path, monkeypatch
         log.allowed(asker(), "CreateTopic", "Create", f"topic {number}", often=False)
     log.stop()
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["audit.log", "audit.log.1", "audit.log.2"]
+    assert files == ["audit.log", *(f"audit.log.{number}" for number in range(1, module.FILES_MAX))]
     assert all(path.stat().st_size <= 1_000 for path in tmp_path.iterdir())
     kept = [line["number"] for name in reversed(files) for line in lines(tmp_path / name)]
     assert kept == list(range(kept[0], 101)), "the newest, in order"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq_broker.security import revoked as module
-from mq_broker.security.revoked import Known, Seen
+from mq_broker.security.revoked import SEEN_MAX, Known, Seen
 
 
 @pytest.fixture
@@ -37,10 +36,10 @@ def test_what_is_known_of_an_entry(seen: Seen, entry: str, known: Known) -> None
     assert seen.known(entry, {"User:ops"}) == known
 
 
-def test_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SEEN_MAX", 2)
-    seen = Seen()
-    for number in range(4):
-        seen.note(f"User:{number}", f"a{number}")
-    assert [seen.known(f"User:{n}", ()).whose for n in range(4)] == ["", "", "User:2", "User:3"]
-    assert [seen.known(f"a{n}", ()).whose for n in range(4)] == ["", "", "User:2", "User:3"]
+def test_the_last_ones_are_kept() -> None:
+    seen, last = Seen(), SEEN_MAX + 1
+    for number in range(last + 1):
+        seen.note(f"User:{number}", f"a{number:09}")
+    for who in ("User:{}", "a{:09}"):
+        found = [seen.known(who.format(n), ()).whose for n in (0, 1, 2, last)]
+        assert found == ["", "", "User:2", f"User:{last}"]

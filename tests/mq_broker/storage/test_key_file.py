@@ -21,11 +21,11 @@ class Died(BaseException):
 
 
 class MortalOs:
-    """The system's calls of a process that dies before the call after `left` others. `full`: they fail instead, as on
-    a disk that is full."""
+    """The system's calls of a process that dies before the call after `left` others; None: it lives. `full`: they fail
+    instead, as on a disk that is full."""
 
-    def __init__(self, left: int, *, full: bool = False) -> None:
-        self.left = left
+    def __init__(self, *, full: bool = False) -> None:
+        self.left: int | None = None
         self.full = full
 
     def __getattr__(self, name: str) -> object:
@@ -34,6 +34,8 @@ class MortalOs:
             return found
 
         def call(*words: object) -> object:
+            if self.left is None:
+                return found(*words)
             if self.left <= 0 and self.full:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if self.left <= 0:
@@ -60,14 +62,16 @@ def test_a_change_that_ends_at_any_call_leaves_the_old_file_or_the_new_one(
     path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
     ended = 0
+    mortal = MortalOs(full=full)
+    monkeypatch.setattr(key_file, "os", mortal)
     while True:
+        mortal.left = None
         before = read_key_file(path)
-        mortal = MortalOs(ended, full=full)
-        monkeypatch.setattr(key_file, "os", mortal)
+        mortal.left = ended
         try:
             add_key(path, read_key_file(path), "default")
         except (Died, OSError, InvalidSetting):
-            monkeypatch.setattr(key_file, "os", os)
+            mortal.left = None
         else:
             break
         after = read_key_file(path)
@@ -75,7 +79,7 @@ def test_a_change_that_ends_at_any_call_leaves_the_old_file_or_the_new_one(
         assert after.current["default"] in after.keys
         assert not full or [each.name for each in path.parent.iterdir()] == [path.name]
         ended += 1
-    monkeypatch.setattr(key_file, "os", os)
+    mortal.left = None
     assert ended > 10
     assert len(read_key_file(path).keys) > len(before.keys)
 

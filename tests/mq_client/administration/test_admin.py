@@ -206,7 +206,6 @@ def test_a_group_is_described_by_its_cursors_and_can_be_moved(admin: Admin, boot
 def test_many_moves_are_started_by_several_requests_and_those_of_a_topic_by_one(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "REQUEST_PLACES_MAX", 3)
     asked: list[list[tuple[str, int]]] = []
 
     def ask(_connection: Connection, method: str, request: pb.StartMovesRequest, *_: object) -> None:
@@ -214,8 +213,10 @@ def test_many_moves_are_started_by_several_requests_and_those_of_a_topic_by_one(
         asked.append([(move.topic, move.partition) for move in request.moves])
 
     monkeypatch.setattr(Connection, "ask_any", ask)
-    places = [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("c", 0)]
+    together = limits.REQUEST_PLACES_MAX * 2 // 3
+    places = [(topic, number) for number in range(together) for topic in "ab"]
+    places += [("c", number) for number in range(limits.REQUEST_PLACES_MAX - together)] + [("d", 0)]
     with Admin(bootstrap) as admin:
         admin.start_moves([PartitionMove(topic, number, (1,), (2,)) for topic, number in places])
         admin.start_moves([])
-    assert asked == [[("a", 0), ("a", 1)], [("b", 0), ("b", 1), ("c", 0)]]
+    assert asked == [[place for place in places if place[0] in topics] for topics in ("a", "bc", "d")]

@@ -13,8 +13,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pytest
 from google.protobuf.message import Message
 
+from mq_client.cluster import connection as connection_module
+from mq_client.cluster import deadline as deadline_module
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.listening import PATIENT
@@ -49,6 +52,14 @@ class Clock:
             return
         self.slept.append(seconds)
         self.now += seconds
+
+
+def played_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Time passes only where the client waits for it."""
+    made = Clock()
+    for module in (connection_module, deadline_module):
+        monkeypatch.setattr(module, "time", made)
+    return made
 
 
 def topic_info(

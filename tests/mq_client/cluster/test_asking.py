@@ -278,22 +278,24 @@ def test_all_topics_are_told_in_several_answers(scripted: Scripted) -> None:
 
 
 def test_named_topics_are_asked_for_until_each_is_told_or_unknown(
-    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+    scripted: Scripted,
 ) -> None:
-    monkeypatch.setattr(limits, "REQUEST_TOPICS_MAX", 3)
+    sizes: list[int] = []
 
     def answer(request: pb.MetadataRequest) -> pb.MetadataResponse:
-        assert len(request.topics) <= 3
         names = list(request.topics)
-        unknown = tuple(name for name in names[:2] if name == "no")
-        known = [topic_info(1, name=name) for name in names[:2] if name != "no"]
-        return told(*known, unknown=unknown, more=len(names) > 2)
+        sizes.append(len(names))
+        unknown = tuple(name for name in names[:900] if name == "no")
+        known = [topic_info(1, name=name) for name in names[:900] if name != "no"]
+        return told(*known, unknown=unknown, more=len(names) > 900)
 
     scripted.brokers_say = {"b:1": answer}
-    whole = scripted.metadata(Deadline(5_000), topics=["a", "no", "b", "c", "a", "d"])
-    assert [topic.name for topic in whole.topics] == ["a", "b", "c", "d"]
+    names = [f"t{number:04}" for number in range(2 * limits.REQUEST_TOPICS_MAX)]
+    whole = scripted.metadata(Deadline(5_000), topics=["a", "no", *names, "a"])
+    assert [topic.name for topic in whole.topics] == ["a", *names]
     assert list(whole.unknown_topics) == ["no"]
-    assert scripted.known_topic("d") is not None
+    assert scripted.known_topic(names[-1]) is not None
+    assert max(sizes) == limits.REQUEST_TOPICS_MAX
 
 
 # ---------------------------------------------------------------- what is believed

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from mq_client.cluster import connection as connection_module
-from mq_client.cluster import deadline as deadline_module
 from mq_client.cluster.deadline import Deadline
 from mq_client.consuming import subscription
 from mq_client.consuming.record_queue import PartitionPlace
@@ -20,7 +18,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.wire.envelope import Envelope
 from mq_protocol.wire.error_messages import to_wire
-from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
+from tests.mq_client.cluster.scripted import Scripted, played_clock, told, topic_info
 
 CREDIT = 1_000
 
@@ -84,10 +82,7 @@ class Client:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, group: str = "", **options: Any) -> None:
         self.streams: list[Stream] = []
         monkeypatch.setattr(subscription, "PushStream", self._open)
-        clock = Clock()
-        monkeypatch.setattr(connection_module, "time", clock)
-        monkeypatch.setattr(deadline_module, "time", clock)
-        self.connection = Scripted(clock)
+        self.connection = Scripted(played_clock(monkeypatch))
         self.say(topic_info(1, 2))
 
         def latest(request: pb.SubscribePartition) -> None:

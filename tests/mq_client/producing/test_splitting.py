@@ -69,11 +69,14 @@ def test_a_time_that_there_is_not_names_the_column(times: Any, error: type, why:
         ways_of(table(at=times), PLAIN, None, "at", [])
 
 
-def test_too_many_different_ones_are_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splitting, "WAYS_MAX", 3)
-    assert len(ways_of(table(p=[1, 2, 3, 3]), PLAIN, "p", None, [])) == 3
-    with pytest.raises(InvalidRequest, match="4 different priorities and times, and one table may have 3: round"):
-        ways_of(table(p=[1, 2, 3, 4]), PLAIN, "p", None, [])
+def test_too_many_different_ones_are_refused_whole() -> None:
+    most = splitting.WAYS_MAX
+    times = [SOON_US + number * 1_000 for number in range(most + 1)]
+    assert len(ways_of(table(at=[*times[:-1], times[0]]), PLAIN, None, "at", [])) == most
+    with pytest.raises(
+        InvalidRequest, match=f"{most + 1} different priorities and times, and one table may have {most}: round"
+    ):
+        ways_of(table(at=times), PLAIN, None, "at", [])
 
 
 def test_where_all_are_null_or_there_are_no_rows_it_is_as_if_nothing_was_said() -> None:

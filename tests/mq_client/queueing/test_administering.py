@@ -24,7 +24,7 @@ from mq_client.queueing import administration as asking
 from mq_client.queueing.administrator import QueueAdministrator
 from mq_protocol import mq_pb2 as pb
 from tests.mq_client.cluster.administrating import answers, say
-from tests.mq_client.cluster.scripted import Clock, Scripted, topic_info
+from tests.mq_client.cluster.scripted import Scripted, played_clock, topic_info
 
 INFO = pb.QueueInfo(topic="t", group="g", life=1)
 
@@ -37,8 +37,7 @@ class Administrator(QueueAdministrator):
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
-    made = Scripted(Clock())
-    monkeypatch.setattr("mq_client.cluster.deadline.time", made.clock)
+    made = Scripted(played_clock(monkeypatch))
     say(made, topic_info(1, 2))
     made.learn(topic_info(1, 2))
     return made

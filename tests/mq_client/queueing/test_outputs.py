@@ -9,7 +9,7 @@ import pytest
 
 from mq_client import Admin, BatchTooLarge, InvalidRequest, LeaseLost, Overloaded, Producer, Queue, SchemaMismatch
 from mq_client.administration.peek import peek
-from mq_client.queueing import outputs as bounds
+from mq_protocol.limits import OUTPUT_PARTITIONS_MAX
 from tests.cluster.harness import wait_until
 
 WAIT_MS = 30_000
@@ -59,26 +59,27 @@ def test_rows_are_acknowledged_together_with_a_table(admin: Admin, bootstrap: st
     wait_until(lambda: len(read(admin, sums)) == 11, "all rows")
 
 
-def test_what_one_ack_publishes_is_bounded(
-    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    admin.create_topic(topic, partitions=4, record_bytes_max="1000")
+def test_what_one_ack_publishes_is_bounded(admin: Admin, bootstrap: str, topic: str) -> None:
+    most, wide = OUTPUT_PARTITIONS_MAX, f"{topic}-wide"
+    admin.create_topic(wide, partitions=most + 1, record_bytes_max="1000", durability="memory")
+    admin.create_topic(topic)
     with Producer(bootstrap) as producer:
         producer.publish(topic, "a")
-    monkeypatch.setattr(bounds, "OUTPUT_PARTITIONS_MAX", 3)
     with Queue(bootstrap, topic, "g") as queue:
         record = queue.take(WAIT_MS)
         outputs = queue.outputs()
         assert record is not None
         with pytest.raises(BatchTooLarge):
-            outputs.publish(topic, b"x" * 2000)
-        for partition in range(3):
-            outputs.publish(topic, "b", partition=partition)
-        with pytest.raises(Overloaded, match="3 partitions"):
-            outputs.publish(topic, "b", partition=3)
-        monkeypatch.setattr(bounds, "BYTES_MAX", 0)
-        with pytest.raises(Overloaded, match="at most 0 MiB"):
-            outputs.publish(topic, "b", partition=0)
+            outputs.publish(wide, b"x" * 2000)
+        for partition in range(most):
+            outputs.publish(wide, "b", partition=partition)
+        with pytest.raises(Overloaded, match=f"{most} partitions"):
+            outputs.publish(wide, "b", partition=most)
+        large = queue.outputs()
+        for _ in range(64):
+            large.publish(topic, bytes(1_040_000))
+        with pytest.raises(Overloaded, match="at most 64 MiB"):
+            large.publish(topic, bytes(1_040_000))
         record.ack()
         with pytest.raises(InvalidRequest, match="has an outcome already"):
             record.ack(outputs=outputs)

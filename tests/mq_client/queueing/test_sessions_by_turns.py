@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from mq_client.errors import NotLeader, Unreachable
-from mq_client.queueing import sessions as sessions_module
+from mq_client.queueing import settling
 from mq_client.queueing.leases import LOST, SETTLING
 from mq_client.queueing.settling import ACK
 from mq_client.queueing.work_streams import Told
@@ -124,18 +122,18 @@ def test_terms_that_were_changed_are_said_once() -> None:
     assert played.said() == []
 
 
-def test_claims_name_no_more_ranges_together_than_a_leader_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_name_no_more_ranges_together_than_a_leader_takes() -> None:
     """Of a lease in more pieces all is claimed: what is not held of it runs out."""
-    monkeypatch.setattr(sessions_module, "RANGES_MAX", 5)
-    played = Played(in_flight_max=30)
-    leases = [played.lend(5, entry, first) for first, entry in ((0, 5), (5, 6), (10, 7))]
+    most = settling.RANGES_MAX
+    played = Played(in_flight_max=3 * most)
+    leases = [played.lend(most + 1, 5, 0), played.lend(most - 1, 6, most + 1), played.lend(5, 7, 2 * most)]
     for lease in leases[:2]:
-        ack(played, lease, 1, 3)
+        ack(played, lease, *range(1, len(lease.offsets), 2))
     ack(played, leases[2], 0)
     played.one().done()
     played.refuse(NotLeader("not here"))
     played.clock.now += 1.0
-    assert claimed(played.said()) == [(5, [0, 1, 1, 1, 1, 1]), (6, []), (7, [11, 4])]
+    assert claimed(played.said()) == [(5, [0, 1] + [1, 1] * (most // 2)), (6, []), (7, [2 * most + 1, 4])]
 
 
 def test_a_leader_of_a_later_epoch_is_told_which_leases_are_held() -> None:

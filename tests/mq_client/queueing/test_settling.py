@@ -43,26 +43,23 @@ def test_an_error_text_is_cut_on_a_character() -> None:
     assert word.error.endswith("...")
 
 
-def test_one_request_says_no_more_than_it_may_and_nothing_is_said_of_no_records(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for bound in ("RECORDS_MAX", "RANGES_MAX"):
-        monkeypatch.setattr(settling, bound, 4)
-        box, held = Outbox(), lease(40)
-        every_other = np.arange(0, 12, 2)
-        box.add(held, every_other[:4], ACK, Tally(("t", 0), 4), 0.0)
-        box.add(held, np.array([20, 22]), failed("boom"), Tally(("t", 0), 2), 0.0)
-        for index in (30, 32, 34):
-            box.add_one(held, index, ACK, Tally(("t", 0), 1), 0.0)
-        assert box.records == 9
+def test_one_request_says_no_more_than_it_may_and_nothing_is_said_of_no_records() -> None:
+    for most, apart in ((settling.RECORDS_MAX, 1), (settling.RANGES_MAX, 2)):
+        box, held = Outbox(), lease(3 * apart * most)
+        indexes = np.arange(0, len(held.offsets), apart)
+        first, second, rest, last = np.split(indexes[: 2 * most + 1], (most, most + 2, 2 * most))
+        box.add(held, first, ACK, Tally(("t", 0), most), 0.0)
+        box.add(held, second, failed("boom"), Tally(("t", 0), 2), 0.0)
+        if apart == 1:
+            box.add(held, np.concatenate((rest, last)), ACK, Tally(("t", 0), most - 1), 0.0)
+        else:
+            for index in (*rest, *last):
+                box.add_one(held, int(index), ACK, Tally(("t", 0), 1), 0.0)
+        assert box.records == 2 * most + 1
         requests = list(iter(box.take_lines, []))
-        assert [[line.indexes.tolist() for line in lines] for lines in requests] == [
-            [[0, 2, 4, 6]],
-            [[20, 22], [30, 32]],
-            [[34]],
-        ]
+        told = [[line.indexes.tolist() for line in lines] for lines in requests]
+        assert told == [[first.tolist()], [second.tolist(), rest.tolist()], [last.tolist()]]
         assert (box.records, bool(box)) == (0, False)
-        monkeypatch.undo()
 
 
 def test_what_is_drained_is_said_no_more() -> None:

@@ -13,7 +13,6 @@ from mq_broker.broker.runtime.streams import asked_of_each
 from mq_broker.core.entries import Trim
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, TritonMQError
-from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX
 from mq_protocol.wire.error_messages import to_wire
 
 log = logging.getLogger(__name__)
@@ -31,8 +30,6 @@ class Purging:
 
         An offset beyond the end of the log drops all that is committed.
         """
-        if len(request.positions) > PARTITIONS_PER_TOPIC_MAX:
-            raise InvalidRequest(f"at most {PARTITIONS_PER_TOPIC_MAX} partitions can be purged at once")
         answers = await asked_of_each(lambda position: self._purge(position, deadline), request.positions)
         return pb.PurgeResponse(partitions=answers)
 

@@ -115,11 +115,15 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """`age_ms`: how old a connection becomes; None: as old as it likes."""
+    """`age_ms`: how old a connection becomes; None: as old as it likes. `handshake_ms`: how long its first bytes and
+    its first call may be in coming. `idle_ms`: how long its next call may be, and the end of one that is answered."""
 
     message_bytes_max: int = CLIENT_MESSAGE_BYTES_MAX
     clients_max: int = CONNECTIONS_MAX
     age_ms: int | None = None
+    handshake_ms: int = HANDSHAKE_TIMEOUT_MS
+    idle_ms: int = IDLE_MS
+    call_ms_max: int = CALL_MS_MAX
 
 
 class Port(Accepting):
@@ -176,7 +180,7 @@ class Port(Accepting):
         greeting = _Greeting(self._chosen)
         is_taken = False
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_MS / 1000):
+            async with asyncio.timeout(self._bounds.handshake_ms / 1000):
                 await begin(greeting, connection, self._tls)
                 wire: FramedWire | StreamWire = await asyncio.shield(greeting.wire)
                 is_taken = True
@@ -221,13 +225,13 @@ class Port(Accepting):
             wire.belongs_to(task)
             if self._bounds.age_ms is not None:
                 age = self._grow_old(wire, self._bounds.age_ms)
-            wait_ms = HANDSHAKE_TIMEOUT_MS
+            wait_ms = self._bounds.handshake_ms
             while await self._opened(wire, wait_ms):
                 refused = await self._hold(wire)
                 self._known(task)  # if it has proved to be a broker: others are known before
                 if not wire.end(refused):
                     break
-                wait_ms = IDLE_MS
+                wait_ms = self._bounds.idle_ms
         except asyncio.CancelledError as cancelled:
             traceback.clear_frames(cancelled.__traceback__)  # the task keeps them: with what was to be written
             raise
@@ -270,7 +274,7 @@ class Port(Accepting):
         theirs = Versions.said(opened.protocol, opened.protocol_oldest)
         check_overlap("this broker", ours(), "this client", theirs)
         method, held = self._found(opened)
-        timeout_s = min(opened.timeout_ms, CALL_MS_MAX) / 1000 if opened.timeout_ms else None
+        timeout_s = min(opened.timeout_ms, self._bounds.call_ms_max) / 1000 if opened.timeout_ms else None
         wire.begin(method, timeout_s)
         error: TritonMQError | None = None
         try:
@@ -309,11 +313,10 @@ class Port(Accepting):
             task.add_done_callback(held.discard)
             self._known(task)
 
-    @staticmethod
-    async def _to_its_end(wire: StreamWire, method: str, *, is_refused: bool) -> None:
+    async def _to_its_end(self, wire: StreamWire, method: str, *, is_refused: bool) -> None:
         """The client's END after the last answer. It need not be long in coming, whether or not the client is there."""
         try:
-            async with asyncio.timeout(IDLE_MS / 1000):
+            async with asyncio.timeout(self._bounds.idle_ms / 1000):
                 heard = await wire.read()
                 if is_refused and heard is not None:  # who is refused before the request is read: it is here
                     heard = await wire.read()

@@ -182,24 +182,24 @@ async def test_a_stream_ends_once_all_is_answered_and_holds_nothing_then() -> No
     assert world.held.bytes == 0
 
 
-def test_answers_that_are_ready_together_share_messages_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(produce, "_ANSWERS_AT_ONCE_MAX", 3)
+def test_answers_that_are_ready_together_share_messages_of_bounded_size() -> None:
+    """A thousand answers, or a mebibyte."""
 
-    async def scenario(answer: Any, sizes: list[int]) -> None:
+    async def scenario(answer: Any, count: int) -> list[int]:
         world = World()
-        await world.hear(*(world.request(number) for number in range(1, 6)))
+        await world.hear(*(world.request(number) for number in range(1, count + 1)))
         for reply in world.replies:
             reply(answer)
         await asyncio.wait_for(world.stream.write(), DEADLINE_S)
-        assert [len(message) for message in world.sent] == sizes
-        assert [result.correlation for result in world.results] == [1, 2, 3, 4, 5]
+        assert [result.correlation for result in world.results] == [*range(1, count + 1)]
+        assert all(sum(result.ByteSize() for result in message) <= 1 << 20 for message in world.sent)
+        return [len(message) for message in world.sent]
 
-    in_virtual_time(scenario(Done(1, 2), [3, 2]))
-    there = RecordsThere(tuple(RecordThere(position, position, 5) for position in range(10)))
-    monkeypatch.setattr(produce, "_ANSWERS_BYTES_MAX", 1)
-    in_virtual_time(scenario(there, [1] * 5))
-    monkeypatch.setattr(produce, "_ANSWERS_BYTES_MAX", 1 << 20)
-    in_virtual_time(scenario(there, [3, 2]))
+    assert in_virtual_time(scenario(Done(1, 2), 1_500)) == [1_000, 500]
+    large = RecordsThere(tuple(RecordThere(position, 1 << 60, 1 << 60) for position in range(4_000)))
+    sizes = in_virtual_time(scenario(large, 20))
+    assert len(sizes) > 1, "four thousand of its records each"
+    assert len({*sizes[:-1]}) == 1
 
 
 @virtual_time

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.groups import audiences as audiences_module
 from mq_broker.broker.groups.audiences import Audiences
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, TooManyMembers, WrongGroupKind
+from mq_protocol.limits import GROUP_MEMBERS_MAX
 from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker, Subscription, standalone
@@ -76,12 +76,11 @@ def test_lower_ones_stand_by_while_a_higher_one_is_there_and_go_on_at_the_end_af
     assert lowest.told[1:] == [("begin", 18)]
 
 
-def test_a_group_has_so_many_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audiences_module, "GROUP_MEMBERS_MAX", 2)
+def test_a_group_has_so_many_members() -> None:
     world = World()
-    world.joins()
-    world.joins()
-    with pytest.raises(TooManyMembers, match="has 2 members at t-0"):
+    for _ in range(GROUP_MEMBERS_MAX):
+        world.joins()
+    with pytest.raises(TooManyMembers, match=f"has {GROUP_MEMBERS_MAX} members at t-0"):
         world.joins()
 
 

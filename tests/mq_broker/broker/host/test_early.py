@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.host import peer_messages
-from mq_broker.broker.host.peer_messages import EARLY_BYTES_MAX, EARLY_MS, EarlyEntries
+from mq_broker.broker.host.peer_messages import EARLY_BYTES_MAX, EARLY_MAX, EARLY_MS, EarlyEntries
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import PeerRefused
 
@@ -109,12 +108,11 @@ def test_a_snapshot_is_not_kept() -> None:
     assert len(bed.early) == 0
 
 
-def test_of_too_many_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_messages, "EARLY_MAX", 2)
+def test_of_too_many_the_oldest_are_forgotten() -> None:
     bed = Bed()
-    for topic in ("a", "b", "a", "c"):
+    for topic in ("a", "b", *map(str, range(EARLY_MAX - 2)), "a", "c"):
         bed.say(1, topic=topic)
-    assert len(bed.early) == 2
+    assert len(bed.early) == EARLY_MAX
     assert (bed.opened("b"), len(bed.opened("a")), len(bed.opened("c"))) == ([], 1, 1)
 
 

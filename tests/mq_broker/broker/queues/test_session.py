@@ -9,11 +9,12 @@ import pytest
 from mq_broker.broker.queues import session as session_module
 from mq_broker.broker.queues.group.requests import Lent
 from mq_broker.broker.queues.session import CreditHolds, Gone, Load, News, NumberedAnswer, Ready, Session
-from mq_broker.core.work.ranges import Ranges
+from mq_broker.core.work.ranges import RANGES_MAX, Ranges
 from mq_broker.core.work.settling import Ack, AckWithOutputs, Settle
 from mq_broker.core.work.steps import LeaseId, OutputLine
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import Overloaded, StagedBatchMissing
+from mq_protocol.limits import LEASES_HELD_MAX
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import BYTES_PER_RECORD, EPOCH, Group, lease_of, rounds
 
@@ -150,40 +151,39 @@ async def test_bytes_that_are_spent_to_the_last_are_a_bound_still() -> None:
 
 
 @real_time
-async def test_more_settles_than_may_wait_for_their_answers_are_refused_by_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(session_module, "UNANSWERED_MAX", 2)
+async def test_more_settles_than_may_wait_for_their_answers_are_refused_by_number() -> None:
     group = Group(10)
     session, lease = await with_a_lease(group)
     group.led.keeps_up = False
-    session.settle(acks(lease, ((0, 1),), ((1, 2),)))
+    full = session_module.UNANSWERED_MAX
+    session.settle(acks(lease, *[((0, 1),)] * full))
     session.settle(acks(lease, ((2, 3),)))
     [refused] = told(session)
     assert isinstance(refused, NumberedAnswer)
-    assert (refused.number, type(refused.answer.error)) == (3, Overloaded)
+    assert (refused.number, type(refused.answer.error)) == (full + 1, Overloaded)
     await rounds()
     group.led.keeps_up = True
     group.led.commit()
     session.settle(acks(lease, ((2, 3),)))
     await rounds()
     answers = [each for each in told(session) if isinstance(each, NumberedAnswer)]
-    assert [(each.number, each.answer.error) for each in answers] == [(1, None), (2, None), (4, None)]
+    assert [(each.number, each.answer.error) for each in answers] == [
+        (number, None) for number in (*range(1, full + 1), full + 2)
+    ]
 
 
 @real_time
-async def test_a_session_that_does_not_read_is_lent_no_more_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "UNREAD_MAX", 4)
+async def test_a_session_that_does_not_read_is_lent_no_more_until_it_does() -> None:
     group = Group(0)
     session = await opened(group)
     give(session, 1_000, watch=False)
-    for _ in range(20):
+    for _ in range(120):
         group.led.append(1)
         group.led_group.wake()
         await rounds()
-    assert group.state.leased < 10, "what it has not read takes memory"
+    assert group.state.leased < 60, "what it has not read takes memory"
     lent = 0
-    while lent < 20:
+    while lent < 120:
         news = told(session)
         assert news
         lent += sum(run.end - run.first for each in news if isinstance(each, Lent) for run in each.runs)
@@ -191,15 +191,14 @@ async def test_a_session_that_does_not_read_is_lent_no_more_until_it_does(monkey
 
 
 @real_time
-async def test_what_waits_for_an_answer_counts_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waits_for_an_answer_counts_by_ranges() -> None:
     """One settle may name 8,000, and each takes memory while entries before it are written."""
-    monkeypatch.setattr(session_module, "UNANSWERED_MAX", 30)
-    session = await opened(Group(50))
+    session = await opened(Group(RANGES_MAX))
     told(session)
-    [wide] = acks(UNKNOWN, tuple((at, at + 1) for at in range(0, 40, 2)))
-    session.settle([wide, wide])
+    [wide] = acks(UNKNOWN, tuple((at, at + 1) for at in range(0, RANGES_MAX, 2)))
+    session.settle([wide] * 5)
     refused = [each.answer for each in told(session) if isinstance(each, NumberedAnswer)]
-    assert [type(answer.error) for answer in refused] == [Overloaded, Overloaded]
+    assert [type(answer.error) for answer in refused] == [Overloaded] * 5
     session.settle([wide])
     await rounds()
     [answer] = [each.answer for each in told(session) if isinstance(each, NumberedAnswer)]
@@ -207,11 +206,10 @@ async def test_what_waits_for_an_answer_counts_by_ranges(monkeypatch: pytest.Mon
 
 
 @real_time
-async def test_leases_that_wait_to_be_compared_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "LEASES_HELD_MAX", 50)
+async def test_leases_that_wait_to_be_compared_are_bounded() -> None:
     session = await opened(Group(10))
     with pytest.raises(Overloaded):
-        session.check(LeaseId(EPOCH, entry, 0) for entry in range(1, 61))
+        session.check(LeaseId(EPOCH, entry, 0) for entry in range(LEASES_HELD_MAX + 1))
 
 
 class _Staged:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.broker.queues import sessions
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import MemberInUse, Overloaded, RequestTooLarge, TritonMQError, UnknownQueue
@@ -266,16 +265,16 @@ async def test_a_message_that_names_too_much_ends_its_stream_and_no_other(tmp_pa
 
 @virtual_time
 async def test_more_sessions_than_a_partition_takes_are_refused_and_the_others_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(sessions, "WORK_SESSIONS_MAX", 20)
+    most = limits.WORK_SESSIONS_MAX
     async with queue(tmp_path) as broker, speaking(broker) as stream:
-        for number in range(1, 21):
+        for number in range(1, most + 1):
             await stream.open(number, f"m{number}")
-        await stream.open(21, "m21")
-        assert isinstance(await stream.error(21), Overloaded)
+        await stream.open(most + 1, "one more")
+        assert isinstance(await stream.error(most + 1), Overloaded)
         await stream.credit(1, 20)
         assert ranges(await stream.lease(20)) == [0, 1]
         await stream.say(pb.SessionRequest(session=1, close=True))
-        await stream.open(22, "m22", records=1)
-        assert ranges(await stream.lease(22)) == [1, 1]
+        await stream.open(most + 2, "another", records=1)
+        assert ranges(await stream.lease(most + 2)) == [1, 1]

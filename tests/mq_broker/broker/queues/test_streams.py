@@ -7,9 +7,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-import pytest
-
-from mq_broker.broker.queues import sessions as sessions_module
 from mq_broker.broker.queues.asked import Asked
 from mq_broker.broker.queues.letters.outputs import Outputs
 from mq_broker.broker.queues.sessions import ANSWER_BYTES, Sessions
@@ -18,6 +15,7 @@ from mq_broker.broker.runtime.memory import COPIES_SENT, Held
 from mq_broker.core.work.steps import Begin
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import StorageFailed
+from mq_protocol.limits import FETCH_CHUNK_BYTES, SETTLES_MAX
 from mq_protocol.wire.envelope import Envelope
 from tests.coroutines import real_time
 from tests.mq_broker.broker.queues.partitions import Around, Declares, Led, rounds
@@ -82,34 +80,31 @@ async def passed() -> None:
 
 
 @real_time
-async def test_of_a_client_that_does_not_read_no_more_is_heard_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_a_client_that_does_not_read_no_more_is_heard_until_it_does() -> None:
     """It says more and more, of which each word has an answer; what it says waits then, in TCP."""
-    monkeypatch.setattr(sessions_module, "UNTOLD_MAX", 100)
     world = World()
     extend = [pb.SettleOne(ranges=[offset, 1], outcome=pb.OUTCOME_EXTEND) for offset in range(10)] * 4
-    stream = world.says(opened("a"), *[pb.SessionRequest(session=1, settles=extend)] * 50)
+    stream = world.says(opened("a"), *[pb.SessionRequest(session=1, settles=extend)] * 1_000)
     await passed()
-    assert world.heard < 51  # of as many; how many more before it stops is a matter of turns
+    assert world.heard < 1_001  # of as many; how many more before it stops is a matter of turns
     world.reads.set()
     await passed()
-    assert sum(len(said.answers) for said in world.told) == 50 * len(extend)
+    assert sum(len(said.answers) for said in world.told) == 1_000 * len(extend)
     world.goes.set()
     await stream
 
 
 @real_time
-async def test_answers_do_not_all_go_into_one_message_and_each_message_is_counted_until_it_is_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_answers_do_not_all_go_into_one_message_and_each_message_is_counted_until_it_is_sent() -> None:
     """An answer takes the time of some hundred bytes, and others wait meanwhile."""
-    monkeypatch.setattr(sessions_module, "FETCH_CHUNK_BYTES", 10 * ANSWER_BYTES)
     world = World()
     world.reads.set()
-    many = pb.SessionRequest(session=1, settles=[pb.SettleOne(lease=NOBODYS)] * 100)
+    many = pb.SessionRequest(session=1, settles=[pb.SettleOne(lease=NOBODYS)] * SETTLES_MAX)
     stream = world.says(opened("a"), many)
     await passed()
     answers = [sum(len(said.answers) for said in message.header.sessions) for message in world.sent]
-    assert (sum(answers), max(answers) <= 10) == (100, True)
+    assert sum(answers) == SETTLES_MAX
+    assert max(answers) <= FETCH_CHUNK_BYTES // ANSWER_BYTES < SETTLES_MAX
     sizes = [sum(map(len, message.parts)) + message.header.ByteSize() for message in world.sent]
     assert world.counted == [COPIES_SENT * size for size in sizes]
     assert world.held.bytes == 0

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.transactions import aborting
 from mq_broker.broker.transactions.aborting import Aborting, left_ms, pins, until
 from mq_broker.broker.transactions.requests import key_to_wire, listed_name
-from mq_broker.core.entries import SCHEDULED, Abort
+from mq_broker.core.entries import SCHEDULED, Abort, TransactionKey
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotEnoughReplicas, Unreachable
+from mq_protocol.limits import LISTED_TRANSACTIONS_MAX
 from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.transactions.worlds import KEY, OTHER, World, known, line, played, staged
 
@@ -54,16 +54,18 @@ async def test_what_is_decided_and_staged_is_summed_up_by_query_where_it_is_led(
 
 
 @virtual_time
-async def test_a_listing_says_how_much_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aborting, "LISTED_TRANSACTIONS_MAX", 1)
+async def test_a_listing_says_how_much_it_leaves_out() -> None:
+    most = LISTED_TRANSACTIONS_MAX
     async with played() as world:
         ours = aborts(world)
-        world.coordinator.machine.transactions.update({KEY: known(1, changed_us=5), OTHER: known(2, changed_us=6)})
+        keys = [TransactionKey(f"query {number}", "t") for number in range(most + 1)]
+        world.coordinator.machine.transactions.update({key: known(1, changed_us=at) for at, key in enumerate(keys)})
         for number in (0, 1):
-            world.parts["t", number].stage(staged(1, 4), staged(2, 4, OTHER))
+            world.parts["t", number].stage(*(staged(at, 4, key) for at, key in enumerate(keys)))
         told = await ours.transactions(pb.TransactionsRequest(), 0.0)
-        assert [each.query for each in told.known] == [listed_name("other")], "the newest"
-        assert (len(told.staged), told.left_out) == (1, 4)
+        newest = [listed_name(key.query_id) for key in reversed(keys[1:])]
+        assert [each.query for each in told.known] == newest
+        assert (len(told.staged), told.left_out) == (most, 1 + most + 2)
 
 
 def test_a_batch_holds_up_retention_if_it_comes_before_where_the_journal_could_begin() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from mq_broker.broker.transactions import requests
 from mq_broker.broker.transactions.requests import check_attempt, check_manifest, key_of, uuids_of
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
-from mq_protocol.limits import ID_BYTES_MAX
+from mq_protocol.limits import ID_BYTES_MAX, MANIFEST_BYTES_MAX
 
 UUID = b"u" * 16
+UUID_BYTES = 18
+"""In a list of a message."""
 
 
 def decision(**fields: object) -> pb.DecideRequest:
@@ -18,21 +19,24 @@ def decision(**fields: object) -> pb.DecideRequest:
     return pb.DecideRequest(**{"batch_id": 1, "run_id": "run", "row_count": 2, "manifest": [line], **fields})  # type: ignore[arg-type]
 
 
-def test_a_manifest_may_be_as_large_as_the_bound_and_no_larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MANIFEST_BYTES_MAX", decision().ByteSize())
-    check_manifest(decision())
+def test_a_manifest_may_be_as_large_as_the_bound_and_no_larger() -> None:
+    line = pb.StagedBatches(
+        topic="t", partition=0, uuids=[UUID] * ((MANIFEST_BYTES_MAX - 1_000) // UUID_BYTES), row_count=2
+    )
+    room = MANIFEST_BYTES_MAX - decision(manifest=[line], run_id="r" * 500).ByteSize()
+    check_manifest(decision(manifest=[line], run_id="r" * (500 + room)))
     with pytest.raises(InvalidRequest, match="write fewer, larger batches"):
-        check_manifest(decision(run_id="run 2"))
+        check_manifest(decision(manifest=[line], run_id="r" * (501 + room)))
 
 
 @pytest.mark.parametrize("kind", [pb.PublishRequest, pb.DiscardRequest, pb.AreStagedRequest])
 def test_a_list_of_batches_may_be_as_large_as_the_bound_and_no_larger(
-    kind: type[pb.PublishRequest], monkeypatch: pytest.MonkeyPatch
+    kind: type[pb.PublishRequest],
 ) -> None:
-    monkeypatch.setattr(requests, "MANIFEST_BYTES_MAX", kind(uuids=[UUID, UUID]).ByteSize())
-    assert uuids_of(kind(uuids=[UUID, UUID])) == (UUID, UUID)
-    with pytest.raises(InvalidRequest, match="3 batches are more than one entry holds: name fewer"):
-        uuids_of(kind(uuids=[UUID] * 3))
+    most = MANIFEST_BYTES_MAX // UUID_BYTES
+    assert len(uuids_of(kind(uuids=[UUID] * most))) == most
+    with pytest.raises(InvalidRequest, match=f"{most + 1} batches are more than one entry holds: name fewer"):
+        uuids_of(kind(uuids=[UUID] * (most + 1)))
 
 
 @pytest.mark.parametrize("name", [b"", b"u" * 15, b"u" * 17])

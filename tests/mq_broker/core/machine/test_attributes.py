@@ -27,6 +27,7 @@ from mq_broker.storage.codec.snapshot import decode_snapshot, encode_snapshot
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CorruptBatch
+from mq_protocol.limits import PRIORITY_MAX
 
 KEY = TransactionKey("q", "t")
 HIGH = Attributes(9)
@@ -107,17 +108,15 @@ def test_a_staged_batch_keeps_its_life_in_a_snapshot() -> None:
     assert published.expires_us == 7_001
 
 
-def test_a_life_that_there_is_not_is_refused_with_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = pb.BatchAttributes(ttl_ms=TTL_MS_MAX + 1)
-    monkeypatch.setattr("mq_broker.storage.codec.frame.attributes_to_wire", lambda _: wrong)
-    frame = encode(PLACE, Entry(1, 1, 1, Append(attributes=SHORT), UUID, 1))
+def test_a_life_that_there_is_not_is_refused_with_its_frame() -> None:
+    frame = encode(PLACE, Entry(1, 1, 1, Append(attributes=Attributes(ttl_ms=TTL_MS_MAX + 1)), UUID, 1))
     with pytest.raises(CorruptBatch, match=r"ttl_ms \d+ is above"):
         decode(PLACE, b"".join(map(bytes, frame.parts)))
 
 
-def test_a_priority_that_there_is_not_is_refused_with_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq_broker.storage.codec.frame.attributes_to_wire", lambda _: pb.BatchAttributes(priority=32))
-    for operation in (Append(attributes=HIGH), Stage(KEY, 1, "run", HIGH), Schedule(5, HIGH)):
+def test_a_priority_that_there_is_not_is_refused_with_its_frame() -> None:
+    wrong = Attributes(PRIORITY_MAX + 1)
+    for operation in (Append(attributes=wrong), Stage(KEY, 1, "run", wrong), Schedule(5, wrong)):
         frame = encode(PLACE, Entry(1, 1, 1, operation, UUID, 1))
         with pytest.raises(CorruptBatch, match="priority 32 is above 31"):
             decode(PLACE, b"".join(map(bytes, frame.parts)))

@@ -13,6 +13,7 @@ from mq_broker.core.messages import Propose, Refused
 from mq_broker.core.work.ranges import RANGES_MAX
 from mq_broker.core.work.steps import Accept, Begin, Drop, End, Lease, Reason, Step
 from mq_protocol.errors import InvalidRequest, OutOfOrder, TooManyGroups
+from mq_protocol.limits import QUEUE_GROUPS_PER_PARTITION_MAX
 
 WINDOW = WindowBounds(100)
 
@@ -133,9 +134,10 @@ def test_an_entry_with_wrong_ranges_or_above_its_bounds_is_not_written(steps: li
     assert isinstance(refusal(Log().judged(work(*steps))), InvalidRequest)
 
 
-def test_a_partition_keeps_so_many_queue_groups_and_refuses_one_more_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "QUEUE_GROUPS_PER_PARTITION_MAX", 1)
+def test_a_partition_keeps_so_many_queue_groups_and_refuses_one_more_by_name() -> None:
     log = Log()
+    for number in range(1, QUEUE_GROUPS_PER_PARTITION_MAX):
+        log.add(work(Begin(0), group=f"g{number}"))
     verdict = log.judged(work(Begin(0), group="r"))
     assert isinstance(refusal(verdict), TooManyGroups)
     assert "'r'" in str(refusal(verdict))

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from mq_broker.core.entries import Work
-from mq_broker.core.work import settling, steps
 from mq_broker.core.work.ranges import OFFSET_END_MAX, RANGES_MAX, Range, count, from_gaps, joined, why_wrong
 from mq_broker.core.work.settling import (
+    PIECES_MAX,
     Ack,
     AckWithOutputs,
     Answer,
@@ -24,8 +24,9 @@ from mq_broker.core.work.settling import (
     Settle,
     gather,
 )
-from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.state import OUTBOX_MAX, WorkState
 from mq_broker.core.work.steps import (
+    ENTRY_BYTES_MAX,
     Accept,
     Begin,
     Drop,
@@ -48,7 +49,8 @@ from mq_broker.core.work.steps import (
 from mq_broker.storage.codec.work import work_to_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, Overloaded
 
-END = 1_000
+END = 100_000
+LEASED = 50_000
 N = 1 << 32
 LEASE = LeaseId(1, 1, 0)
 SETTING = Setting(1, END, 0, N, delivery_limit=1)
@@ -56,9 +58,9 @@ LINE = OutputLine("1" * 32, 3, (b"u" * 16, b"v" * 16))
 
 
 def state(*more: Step) -> WorkState:
-    """Records 0 to 99 are leased by `a`."""
+    """Records below `LEASED` are leased by `a`."""
     made = WorkState(1, 0)
-    for number, step in enumerate((Lease(((0, 100),), "a"), *more)):
+    for number, step in enumerate((Lease(((0, LEASED),), "a"), *more)):
         made.apply(step, LeaseId(1, 1, number), END)
     return made
 
@@ -79,61 +81,67 @@ def gathered(*settles: Settle, dead: Sequence[SendDead] = ()) -> Gathered:
 # ---------------------------------------------------------------- ranges and bytes
 
 
-def test_what_has_no_room_in_an_entry_is_left_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "RANGES_MAX", 4)
-    settles = [ack(*singles(0, 2)), ack(*singles(10, 2)), ack((20, 21)), ack((30, 31))]
+HALF = RANGES_MAX // 2
+
+
+def test_what_has_no_room_in_an_entry_is_left_in_its_order() -> None:
+    settles = [ack(*singles(0, HALF)), ack(*singles(RANGES_MAX, HALF)), ack((40_000, 40_001)), ack((40_002, 40_003))]
     first = gathered(*settles)
-    assert [step.ranges for step in first.steps if isinstance(step, Accept)] == [(*singles(0, 2), *singles(10, 2))]
+    assert [step.ranges for step in first.steps if isinstance(step, Accept)] == [singles(0, RANGES_MAX)]
     assert len(first.settled) == 2
     assert len(gathered(*settles[2:]).settled) == 2
 
 
-def test_what_could_be_in_no_entry_is_refused_and_what_fills_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "RANGES_MAX", 4)
-    [answer] = gathered(ack(*singles(0, 4))).settled
+def test_what_could_be_in_no_entry_is_refused_and_what_fills_one_is_not() -> None:
+    [answer] = gathered(ack(*singles(0, RANGES_MAX))).settled
     assert answer == Answer()
-    [answer] = gathered(ack(*singles(0, 5))).settled
+    [answer] = gathered(ack(*singles(0, RANGES_MAX + 1))).settled
     assert isinstance(answer.error, InvalidRequest)
-    assert "settle fewer at once" in str(answer.error)
+    assert "fewer at once" in str(answer.error)
 
 
-def test_the_text_of_a_failure_counts_for_the_bytes_of_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    fails = [Settle(LEASE, "a", ((each, each + 1),), Failed("x" * each, 0)) for each in (100, 50, 60)]
-    fails = [replace(each, ranges=((at, at + 1),)) for at, each in enumerate(fails)]
-    size = sum(step_bytes(step) for step in gathered(*fails[:2]).steps)
-    monkeypatch.setattr(settling, "ENTRY_BYTES_MAX", size)
-    assert len(gathered(*fails).settled) == 2
-    monkeypatch.setattr(settling, "ENTRY_BYTES_MAX", size - 1)
-    assert len(gathered(*fails).settled) == 1
-    monkeypatch.setattr(settling, "ENTRY_BYTES_MAX", 20)
-    assert isinstance(gathered(fails[0]).settled[0].error, InvalidRequest)
+def test_the_text_of_a_failure_counts_for_the_bytes_of_an_entry() -> None:
+    def fail(at: int, text: int) -> Settle:
+        return Settle(LEASE, "a", ((at, at + 1),), Failed("x" * text, 0))
+
+    bare = sum(map(step_bytes, gathered(fail(0, 0)).steps))
+    room = ENTRY_BYTES_MAX - 2 * bare
+    assert len(gathered(fail(0, 100), fail(1, room - 100), fail(2, 0)).settled) == 2
+    assert len(gathered(fail(0, 100), fail(1, room - 99)).settled) == 1
+    for more, error in ((0, type(None)), (1, InvalidRequest)):
+        assert type(gathered(fail(0, ENTRY_BYTES_MAX - bare + more)).settled[0].error) is error
 
 
-def test_letters_that_have_no_room_are_left_and_take_none_from_what_came_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    known = state(Return(((0, 100),), charged=True))
-    dead = tuple(SendDead(singles(first, 2), Reason.DELIVERY_LIMIT, (LINE,)) for first in (0, 10, 20))
-    monkeypatch.setattr(settling, "RANGES_MAX", 4)
-    found = gather(known, (), SETTING, dead)
+def test_letters_that_have_no_room_are_left_and_take_none_from_what_came_before() -> None:
+    known = state(Return(((0, LEASED),), charged=True))
+    letters = [SendDead(singles(first, HALF), Reason.DELIVERY_LIMIT, (LINE,)) for first in (0, RANGES_MAX, 40_000)]
+    found = gather(known, (), SETTING, letters)
     assert len(found.sent) == 2
     assert [step.n for step in found.steps if isinstance(step, Send)] == [N, N + 1]
-    monkeypatch.setattr(settling, "RANGES_MAX", 1)
-    [answer, *_] = gather(known, (), SETTING, dead).sent
+    texts = tuple([b"u" * 16] * (ENTRY_BYTES_MAX // 16))
+    [answer] = gather(known, (), SETTING, [replace(letters[0], lines=(replace(LINE, uuids=texts),))]).sent
     assert isinstance(answer.error, InvalidRequest)
 
 
-def test_what_a_request_is_compared_with_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = state(Accept(singles(1, 40)), Return(((0, 100),)), Lease(singles(0, 40), "b"))
-    whole = Settle(LeaseId(1, 1, 3), "b", ((0, 100),), Release())
-    monkeypatch.setattr(settling, "PIECES_MAX", 500)
-    assert len(gather(known, (whole, whole), SETTING).settled) == 2
-    monkeypatch.setattr(settling, "PIECES_MAX", 30)
-    [answer] = gather(known, (whole,), SETTING).settled
+def test_what_a_request_is_compared_with_has_a_bound() -> None:
+    def known(runs: int) -> WorkState:
+        return state(Accept(singles(1, runs)), Return(((0, LEASED),)), Lease(singles(0, runs), "b"))
+
+    whole = Settle(LeaseId(1, 1, 3), "b", ((0, LEASED),), Release())
+    assert len(gather(known(40), (whole, whole), SETTING).settled) == 2
+    many = known(RANGES_MAX)
+    [answer] = gather(many, (whole,), SETTING).settled
     assert isinstance(answer.error, InvalidRequest)
     small = Settle(LeaseId(1, 1, 3), "b", ((0, 1),), Release())
-    found = gather(known, (small, whole), SETTING)
+    found = gather(many, (small, whole), SETTING)
     assert len(found.settled) == 1, "alone it is refused, in the next entry"
+
+
+def in_pieces(count: int) -> tuple[Settle, Settle]:
+    """Requests that are compared with so many."""
+    of_another = count % 2  # three for each, and two for each of the others
+    twos = singles(1_000, (count - 3 * of_another) // 2)
+    return ack(*twos), Settle(LEASE, "b", singles(40_000, of_another), Ack())
 
 
 @pytest.mark.parametrize(
@@ -149,46 +157,45 @@ def test_what_a_request_is_compared_with_has_a_bound(monkeypatch: pytest.MonkeyP
         (state(Return(((0, 5),)), Return(((5, 100),), said=True)), ack((0, 10)), 6),
     ],
 )
-def test_each_piece_that_a_request_is_compared_with_counts(
-    known: WorkState, settle: Settle, pieces: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for bound in (pieces, pieces - 1):
-        monkeypatch.setattr(settling, "PIECES_MAX", bound)
-        [answer] = gather(known, (settle,), SETTING).settled
-        assert (answer.error is None) == (bound == pieces)
+def test_each_piece_that_a_request_is_compared_with_counts(known: WorkState, settle: Settle, pieces: int) -> None:
+    for room in (pieces, pieces - 1):
+        settled = gather(known, (*in_pieces(PIECES_MAX - room), settle), SETTING).settled
+        assert (len(settled) == 3) == (room == pieces)
 
 
 # ---------------------------------------------------------------- the outbox
 
 
-def test_outputs_that_have_no_room_take_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "RANGES_MAX", 4)
+def outbox(many: int) -> tuple[Send, ...]:
+    """So many decisions that are not published yet."""
+    return tuple(Send((), Reason.OUTPUT, number, (LINE,)) for number in range(1, many + 1))
 
+
+def test_outputs_that_have_no_room_take_no_number() -> None:
     def outputs(number: int, *ranges: Range) -> Settle:
         return Settle(LEASE, "a", ranges, AckWithOutputs((LINE,), number))
 
-    later = outputs(2, *singles(40, 3))
-    found = gathered(outputs(1, *singles(0, 5)), outputs(1, *singles(20, 2)), later)
+    too_much = Settle(LEASE, "a", ((0, 1),), AckWithOutputs((replace(LINE, uuids=LINE.uuids * 100_000),), 1))
+    later = outputs(2, *singles(40_000, 3))
+    found = gathered(too_much, outputs(1, *singles(0, RANGES_MAX - 2)), later)
     [refused, done] = found.settled
     assert isinstance(refused.error, InvalidRequest), "it could be in no entry"
     assert done == Answer(), "and the later one has no room"
     assert [(step.n, step.number) for step in found.steps if isinstance(step, Send)] == [(N, 1)]
 
 
-def test_as_many_acks_with_outputs_share_an_entry_as_the_outbox_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "OUTBOX_MAX", 3)
-    known = state(Send((), Reason.OUTPUT, 1, (LINE,)))
+def test_as_many_acks_with_outputs_share_an_entry_as_the_outbox_has_room_for() -> None:
+    known = state(*outbox(OUTBOX_MAX - 2))
     settles = [Settle(LEASE, "a", ((each, each + 1),), AckWithOutputs((LINE,), each + 1)) for each in range(3)]
-    found = gather(known, settles, SETTING)
+    found = gather(known, (*settles, ack((3, 4))), SETTING)
     assert [step.n for step in found.steps if isinstance(step, Send)] == [N, N + 1]
-    assert [type(answer.error) for answer in found.settled] == [type(None), type(None), Overloaded]
+    assert [type(answer.error) for answer in found.settled] == [type(None), type(None), Overloaded, type(None)]
     again = gather(known, [settles[0], settles[0]], SETTING)
     assert (len(again.steps), again.settled) == (1, (Answer(), Answer())), "asked twice it is done once"
 
 
-def test_letters_and_outputs_share_the_room_of_the_outbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "OUTBOX_MAX", 2)
-    known = state(Return(((50, 100),), charged=True))
+def test_letters_and_outputs_share_the_room_of_the_outbox() -> None:
+    known = state(*outbox(OUTBOX_MAX - 2), Return(((50, 100),), charged=True))
     output = Settle(LEASE, "a", ((0, 1),), AckWithOutputs((LINE,), 1))
     dead = [SendDead(((each, each + 1),), Reason.DELIVERY_LIMIT, (LINE,)) for each in (60, 70)]
     found = gather(known, [output], SETTING, dead)
@@ -267,15 +274,16 @@ def test_a_step_takes_no_more_bytes_than_it_is_counted_for_and_not_many_fewer(st
     assert step_bytes(step) < 3 * written + 100 + 8 * len(ranges_of(step))
 
 
-def test_steps_that_are_too_much_or_wrong_are_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_are_too_much_or_wrong_are_no_entry() -> None:
     assert why_not_one_entry(STEPS) == ""
     assert why_not_one_entry([Accept(singles(0, RANGES_MAX))]) == ""
     assert "ranges" in why_not_one_entry([Accept(singles(0, RANGES_MAX)), Park(((1, 2),))])
     assert why_not_one_entry([Accept(singles(0, RANGES_MAX)), Begin(3)]) == ""
     assert "empty" in why_not_one_entry([Begin(1), Accept(((3, 3),))])
-    monkeypatch.setattr(steps, "ENTRY_BYTES_MAX", sum(map(step_bytes, STEPS)))
-    assert why_not_one_entry(STEPS) == ""
-    assert "bytes are more than" in why_not_one_entry([*STEPS, End()])
+    reject = Reject(((1, 2),))
+    full = replace(reject, error="x" * (ENTRY_BYTES_MAX - sum(map(step_bytes, [*STEPS, reject]))))
+    assert why_not_one_entry([*STEPS, full]) == ""
+    assert "bytes are more than" in why_not_one_entry([*STEPS, replace(full, error=full.error + "x")])
 
 
 def test_ranges_are_counted_joined_and_bounded() -> None:

@@ -6,8 +6,6 @@ import random
 
 import pytest
 
-from mq_broker.core.work import settling
-from mq_broker.core.work import state as state_module
 from mq_broker.core.work.endings import How
 from mq_broker.core.work.ranges import Ranges, joined
 from mq_broker.core.work.settling import (
@@ -38,7 +36,7 @@ from mq_broker.core.work.steps import (
     Send,
     Step,
 )
-from mq_protocol.errors import InvalidRequest, NotLeader, Overloaded
+from mq_protocol.errors import InvalidRequest, NotLeader
 from tests.mq_broker.core.work.model import Model, Record, offsets_of
 from tests.mq_broker.core.work.test_walk import random_ranges
 
@@ -197,17 +195,6 @@ def test_a_lease_of_a_former_life_settles_nothing_of_the_present_one(outcome: Ou
     assert group.gather(Settle(LeaseId(1, 4, 0), "a", ((0, 2),), Ack())).settled == (Answer(),), "its own late ack"
 
 
-def test_when_the_outbox_is_full_outputs_are_refused_and_acks_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "OUTBOX_MAX", 1)
-    group = Group()
-    gathered = group.gather(
-        *(Settle(FIRST, "a", ((n, n + 1),), AckWithOutputs(LINES, n)) for n in (1, 2)),
-        Settle(FIRST, "a", ((3, 4),), Ack()),
-    )
-    assert [type(answer.error) for answer in gathered.settled] == [type(None), Overloaded, type(None)]
-    assert state_module.OUTBOX_MAX == 1_000
-
-
 def test_a_lease_of_a_future_epoch_is_for_another_leader_and_wrong_ranges_are_refused_whole() -> None:
     group = Group()
     assert isinstance(group.ask(((0, 1),), Ack(), LeaseId(2, 1, 0)).error, NotLeader)
@@ -231,19 +218,6 @@ def test_a_failed_record_comes_back_later_each_time_up_to_a_bound() -> None:
         Setting(1, END, 0, N),
     )
     assert [step.due_us for step in mixed.steps if isinstance(step, Return)] == [1_000_000, 2_000_000]
-
-
-def test_what_does_not_fit_into_an_entry_is_left_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "RANGES_MAX", 3)
-    group = Group()
-    settles = [Settle(FIRST, "a", ((n, n + 1), (n + 4, n + 5)), Ack()) for n in range(2)]
-    gathered = group.gather(*settles)
-    assert (gathered.steps, len(gathered.settled)) == ((Accept(((0, 1), (4, 5))),), 1)
-    big = Settle(FIRST, "a", tuple((n, n + 1) for n in range(0, 8, 2)), Ack())
-    assert isinstance(group.gather(big).settled[0].error, InvalidRequest), "what fits into none is refused whole"
-    monkeypatch.setattr(settling, "RANGES_MAX", 50_000)
-    monkeypatch.setattr(settling, "ENTRY_BYTES_MAX", 50)
-    assert len(group.gather(*settles).settled) == 1
 
 
 def how_of(settle: Settle) -> How:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from mq_broker.core.work import state as state_module
 from mq_broker.core.work.offset_set import OffsetSet
-from mq_broker.core.work.state import FrozenWork, Mark, Outgoing, WorkGroups, WorkState
+from mq_broker.core.work.state import (
+    OUTBOX_MAX,
+    RUNS_MAX,
+    SPAN_MAX,
+    TAKEN_MAX,
+    FrozenWork,
+    Mark,
+    Outgoing,
+    WorkGroups,
+    WorkState,
+)
 from mq_broker.core.work.steps import (
     Accept,
     Begin,
@@ -30,16 +39,17 @@ LINES = (OutputLine("id", 1, (bytes(16),)),)
 
 
 class Group:
-    """One group of a log of 1,000 records."""
+    """One group of a log of so many records."""
 
-    def __init__(self) -> None:
+    def __init__(self, end: int = END) -> None:
+        self.end = end
         self.groups = WorkGroups()
         self.index = 0
         self.take(Begin(0))
 
     def take(self, *steps: Step, life: int = 1, epoch: int = 1) -> WorkState:
         self.index += 1
-        self.groups.apply("g", life, steps, epoch, self.index, (0, END))
+        self.groups.apply("g", life, steps, epoch, self.index, (0, self.end))
         return self.groups["g"]
 
     @property
@@ -171,32 +181,35 @@ def test_records_are_needed_until_they_are_settled_and_their_dead_letters_publis
         assert state.needed_from() == needed
 
 
-def test_the_members_whose_numbers_are_remembered_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "TAKEN_MAX", 2)
-    group = Group()
-    for n, member in enumerate("abac", start=1):
+def test_the_members_whose_numbers_are_remembered_have_a_bound() -> None:
+    group = Group(2 * TAKEN_MAX)
+    others = [f"m{number}" for number in range(TAKEN_MAX - 2)]
+    for n, member in enumerate(["a", "b", *others, "a", "c"], start=1):
         group.take(Lease(((n, n + 1),), member), Send(((n, n + 1),), Reason.OUTPUT, n, LINES, member, n))
-    assert list(group.state.taken.items()) == [("a", 3), ("c", 4)], "who has been silent longest is forgotten"
+    assert list(group.state.taken) == [*others, "a", "c"], "who has been silent longest is forgotten"
+    assert group.state.taken["a"] == TAKEN_MAX + 1
 
 
-def test_at_a_bound_fresh_records_wait_and_returned_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "RUNS_MAX", 4)
-    group = Group()
-    group.take(Lease(((0, 8),), "a"))
-    assert group.state.fresh_room() == state_module.SPAN_MAX
-    for offset in range(0, 8, 2):
-        group.take(Return(((offset, offset + 1),)))
+def test_at_a_bound_fresh_records_wait_and_returned_ones_do_not() -> None:
+    group = Group(2 * RUNS_MAX)
+    returned = range(0, RUNS_MAX - 2, 2)  # each is a run of its own, and leaves one of the lease behind it
+    group.take(Lease(((0, RUNS_MAX - 1),), "a"), Return(tuple((each, each + 1) for each in returned)))
+    assert (group.state.runs, group.state.fresh_room()) == (RUNS_MAX - 2, SPAN_MAX)
+    group.take(Lease(((RUNS_MAX, RUNS_MAX + 1),), "b"))
+    assert (group.state.runs, group.state.fresh_room()) == (RUNS_MAX - 1, SPAN_MAX)
+    group.take(Lease(((RUNS_MAX + 2, RUNS_MAX + 3),), "b"))
     state = group.state
-    assert state.runs == 8
-    for bound, room in ((7, 0), (8, 0), (9, state_module.SPAN_MAX)):
-        monkeypatch.setattr(state_module, "RUNS_MAX", bound)
-        assert state.fresh_room() == room
-    monkeypatch.setattr(state_module, "RUNS_MAX", 4)
-    assert state.fresh_room() == 0
-    assert [low for low, _, mark in state.ready(0, 3, 0, 8) if mark is not None] == [0, 2, 4, 6]
-    assert group.take(Accept(((0, 8),))).fresh_room() == state_module.SPAN_MAX, "settling is never refused"
-    monkeypatch.setattr(state_module, "OUTBOX_MAX", 1)
-    assert group.take(Send((), Reason.LENGTH, 5, LINES)).outbox_full()
+    assert (state.runs, state.fresh_room()) == (RUNS_MAX, 0)
+    assert [low for low, _, mark in state.ready(0, 3, 0, RUNS_MAX) if mark is not None] == list(returned)
+    assert group.take(Accept(((0, RUNS_MAX),))).fresh_room() == SPAN_MAX, "settling is never refused"
+
+
+def test_an_outbox_is_full_at_its_bound() -> None:
+    group = Group()
+    for n in range(1, OUTBOX_MAX + 1):
+        assert not group.state.outbox_full()
+        group.take(Send((), Reason.LENGTH, n, LINES))
+    assert group.state.outbox_full()
 
 
 def test_the_span_goes_from_base_to_the_highest_record_ever_lent() -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.wire import accepting, framed, links, port
+from mq_broker.rpc.wire import accepting, framed, links
 from mq_broker.rpc.wire.accepting import bind
 from mq_broker.rpc.wire.certificates import Certificates
 from mq_broker.rpc.wire.framed import connect
 from mq_broker.rpc.wire.outgoing import PeerAddress
+from mq_broker.rpc.wire.port import Bounds
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.addresses import origin
 from mq_protocol.errors import PeerRefused, TritonMQError, Unreachable
@@ -108,9 +109,8 @@ async def test_a_hello_that_is_cut_off_anywhere_opens_nothing() -> None:
 
 @real_time
 async def test_whoever_says_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port, "HANDSHAKE_TIMEOUT_MS", 50)
     monkeypatch.setattr(links, "CONNECT_TIMEOUT_MS", 50)
-    two = Node(2)
+    two = Node(2, bounds=Bounds(handshake_ms=50))
     async with nodes(two):
         async with connection(two) as (nothing, _):
             assert await closed(nothing) == b""
@@ -120,17 +120,17 @@ async def test_whoever_says_nothing_is_disconnected(monkeypatch: pytest.MonkeyPa
 
 
 @real_time
-async def test_strangers_of_one_address_end_each_other_and_nobody_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "STRANGERS_MAX", 3)
+async def test_strangers_of_one_address_end_each_other_and_nobody_of_another() -> None:
+    most = accepting.STRANGERS_MAX
     two = Node(2)
     async with nodes(two), contextlib.AsyncExitStack() as opened:
         two.knows_of(1)
         # A broker, say, on a slow network
         reader, writer = await opened.enter_async_context(connection(two, "127.0.0.2"))
-        strangers = [await opened.enter_async_context(connection(two)) for _ in range(20)]
+        strangers = [await opened.enter_async_context(connection(two)) for _ in range(most + 17)]
         for ended, _ in strangers[:18]:
             assert await closed(ended) == b""
-        assert len(two.port._strangers) == 3
+        assert len(two.port._strangers) == most
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
         assert await closed(reader), "it is listened to, and answered"
 

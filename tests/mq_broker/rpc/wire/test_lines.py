@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -99,7 +100,7 @@ async def test_a_call_that_fails_or_is_cancelled_before_its_end_takes_its_connec
                 await line.read()
 
         waiting = asyncio.create_task(hangs())
-        await until(lambda: there.service.begun == 1)
+        await there.service.begins()
         waiting.cancel()
         await asyncio.wait({waiting})
         await there.service.ended.wait()
@@ -130,12 +131,12 @@ async def test_a_connection_that_rests_for_long_or_was_ended_meanwhile_is_not_us
 
 
 @real_time
-async def test_of_connections_that_rest_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "KEPT_MAX", 2)
+async def test_of_connections_that_rest_few_are_kept() -> None:
     async with opened() as (ours, dialling, there):
-        async with ours.to(there.address), ours.to(there.address), ours.to(there.address):
-            pass
-        assert sorted(dialling.open) == [False, True, True]
+        async with contextlib.AsyncExitStack() as used:
+            for _ in range(lines.KEPT_MAX + 1):
+                await used.enter_async_context(ours.to(there.address))
+        assert sorted(dialling.open) == [False] + [True] * lines.KEPT_MAX
 
 
 @real_time
@@ -149,7 +150,7 @@ async def test_who_closes_ends_what_is_under_way() -> None:
 
         await use(ours, there)
         waiting = [asyncio.create_task(hangs()) for _ in range(2)]
-        await until(lambda: there.service.begun == 2)
+        await there.service.begins(2)
         await ours.close()
         for each in waiting:
             with pytest.raises(Unreachable):

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mq_broker.rpc.wire import framed, port, streams
+from mq_broker.rpc.wire import streams
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
@@ -178,7 +178,7 @@ async def test_what_is_not_taken_is_left_in_tcp() -> None:
         served.service.hangs = True
         async with connected(served) as client:
             client.say([OPENED])
-            await until(lambda: served.service.begun == 1)
+            await served.service.begins()
             taken = 0
             said = b"".join(batch(1, bytes(500_000)))
             with contextlib.suppress(TimeoutError):
@@ -196,7 +196,7 @@ async def test_the_handler_of_a_client_that_has_gone_ends() -> None:
         served.service.hangs = True
         async with connected(served) as client:
             client.say([OPENED])
-            await until(lambda: served.service.begun == 1)
+            await served.service.begins()
         async with asyncio.timeout(DEADLINE_S):
             await served.service.ended.wait()
         assert not served.gate.calls
@@ -260,11 +260,9 @@ async def test_a_flood_of_questions_whether_the_broker_is_there_is_answered_once
 
 
 @real_time
-async def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port, "HANDSHAKE_TIMEOUT_MS", 1_500)
-    monkeypatch.setattr(port, "IDLE_MS", 300)
+async def test_a_connection_that_asks_for_nothing_is_closed() -> None:
     async with (
-        serving() as served,
+        serving(waits={"handshake_ms": 1_500, "idle_ms": 300}) as served,
         connected(served) as silent,
         connected(served) as greeted,
         connected(served) as idle,
@@ -278,10 +276,9 @@ async def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch: pytest.
 
 
 @real_time
-async def test_a_handshake_that_stands_still_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framed, "HANDSHAKE_TIMEOUT_MS", 200)
+async def test_a_handshake_that_stands_still_is_ended(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs", 1)
-    async with serving(tls=server_tls(certs)) as served, connected(served) as client:
+    async with serving(tls=server_tls(certs), waits={"handshake_ms": 200}) as served, connected(served) as client:
         client.say([b"\x16\x03\x01"])
         async with asyncio.timeout(DEADLINE_S):
             await client.reader.read()
@@ -312,22 +309,18 @@ def test_who_has_gone_without_reading_leaves_no_answers_for_the_collector_of_cyc
 
 
 @real_time
-async def test_a_call_ends_when_the_time_is_over_that_the_client_gave_or_may_give(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with serving() as served:
+async def test_a_call_ends_when_the_time_is_over_that_the_client_gave_or_may_give() -> None:
+    async with serving(waits={"call_ms_max": 300}) as served:
         served.service.hangs = True
         for timeout_ms in (200, 0xFFFFFFFF):
             async with connected(served) as client:
                 client.say([PREAMBLE], opening(timeout_ms=timeout_ms))
                 assert isinstance(await client.refused(), Unreachable)
-            monkeypatch.setattr(port, "CALL_MS_MAX", 300)
 
 
 @real_time
-async def test_a_call_that_was_answered_and_is_not_ended_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port, "IDLE_MS", 300)
-    async with serving() as served, connected(served) as client:
+async def test_a_call_that_was_answered_and_is_not_ended_keeps_no_connection() -> None:
+    async with serving(waits={"idle_ms": 300}) as served, connected(served) as client:
         request = pb.FetchRequest(topic="t", start_offset=0, end_offset=1, chunk_bytes_max=10)
         client.say([PREAMBLE], opening("Fetch"), say(Kind.MESSAGE, request.SerializeToString()))
         heard = []
@@ -368,7 +361,7 @@ async def test_a_port_that_has_stopped_has_closed_what_it_accepted(tmp_path: Pat
 async def test_a_port_that_stops_ends_what_is_under_way() -> None:
     async with serving() as served, connected(served) as client:
         client.say([OPENED])
-        await until(lambda: served.service.begun == 1)
+        await served.service.begins()
         await served.server.stop()
         assert served.service.ended.is_set()
         with pytest.raises(OSError):

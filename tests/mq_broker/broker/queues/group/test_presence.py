@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from mq_broker.broker.queues.group import presence as presence_module
-from mq_broker.broker.queues.group.holdings import Holdings
-from mq_broker.broker.queues.group.presence import Presence
+from mq_broker.broker.queues.group.holdings import RETURNED_AT_ONCE, Holdings
+from mq_broker.broker.queues.group.presence import BROKEN_MAX, OVER_MAX, Presence
 from mq_broker.core.work.settling import Settle
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Lease, LeaseId, Return
 from mq_protocol.errors import TritonMQError
 
 WHERE = "t-0", "g"
-PIECES = 3
 
 
 class Here:
@@ -31,46 +29,46 @@ class Here:
 def given_up(presence: Presence, state: WorkState, now_ms: int) -> list[list[Settle]]:
     """What goes back, entry by entry, until nobody is gone any more."""
     holdings = Holdings(state, 2)
-    assert holdings.take_up(1_000, 30_000, 0)
+    while not holdings.take_up(1_000, 30_000, 0):
+        pass
     turns: list[list[Settle]] = []
     while presence.due(now_ms):
         turns.append(presence.given_up(holdings, now_ms, WHERE))
         for at, settle in enumerate(turns[-1]):
-            state.apply(Return(settle.ranges), LeaseId(2, 100 * len(turns) + at, 0), 1_000)
+            state.apply(Return(settle.ranges), LeaseId(2, 100 * len(turns) + at, 0), 1 << 20)
     return turns
 
 
-@pytest.mark.parametrize("until_ms", [None, 5], ids=["closed", "broken"])
-def test_members_that_are_gone_are_bounded_while_no_entry_can_be_written(
-    until_ms: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The leases of those that are forgotten run out."""
-    monkeypatch.setattr(presence_module, "BROKEN_MAX", 5)
-    monkeypatch.setattr(presence_module, "OVER_MAX", 10)
+@pytest.mark.parametrize(("until_ms", "kept"), [(None, OVER_MAX), (5, OVER_MAX + BROKEN_MAX)], ids=["closed", "broken"])
+def test_members_that_are_gone_are_bounded_while_no_entry_can_be_written(until_ms: int | None, kept: int) -> None:
+    """The leases of those that are forgotten, the first ones, run out."""
     state, presence = WorkState(1, 0), Presence()
-    for number in range(100):
-        state.apply(Lease(((number, number + 1),), f"m{number}"), LeaseId(1, number + 1, 0), 1_000)
-        session = Here(f"m{number}")
-        presence.come(session, "g", replaced_before=False)
+    gone = [f"m{number}" for number in range(kept + 50)]
+    for member in gone:
+        presence.come(session := Here(member), "g", replaced_before=False)
         presence.leave(session, until_ms)
     assert presence.due(0), "too many to be waited for"
-    given_up(presence, state, 5)
-    assert 85 <= len(state.leases) < 100
+    forgotten, known = gone[49], gone[50]
+    for number, member in enumerate((forgotten, known)):
+        state.apply(Lease(((number, number + 1),), member), LeaseId(1, number + 1, 0), 1_000)
+    given_up(presence, state, 0)
+    assert {held.member for held in state.leases.values()} == {forgotten}
 
 
-def test_of_all_members_that_are_gone_together_so_many_ranges_go_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presence_module, "RETURNED_AT_ONCE", 4)
+def test_of_all_members_that_are_gone_together_so_many_ranges_go_back_at_once() -> None:
+    pieces = RETURNED_AT_ONCE // 2 + 1
     state, presence = WorkState(1, 0), Presence()
     for number, member in enumerate("abc"):
-        pieces = tuple((10 * number + 2 * piece, 10 * number + 2 * piece + 1) for piece in range(PIECES))
-        state.apply(Lease(pieces, member), LeaseId(1, number + 1, 0), 100)
+        first = 2 * pieces * number
+        ranges = tuple((at, at + 1) for at in range(first, first + 2 * pieces, 2))
+        state.apply(Lease(ranges, member), LeaseId(1, number + 1, 0), 6 * pieces)
         session = Here(member)
         presence.come(session, "g", replaced_before=False)
         presence.leave(session, None)
     turns = given_up(presence, state, 0)
     sizes = [sum(len(settle.ranges) for settle in settles) for settles in turns]
-    assert max(sizes) == 4
-    assert sum(sizes) == 3 * PIECES
+    assert max(sizes) == RETURNED_AT_ONCE
+    assert sum(sizes) == 3 * pieces
     assert not state.leases
 
 

@@ -95,13 +95,14 @@ def test_weighted_lends_two_high_records_for_a_low_one() -> None:
     assert sum(more) >= 20
 
 
-def test_a_long_rush_of_high_records_is_not_paid_back_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_level, "OWED_MAX", 20)
-    log = Log((1_000, HIGH), priority=Priority.WEIGHTED)
-    assert len(log.lend(1_000)) == 1_000
-    log.append(100, HIGH - 1)
-    log.append(100, HIGH)
-    assert [log.lend(15), log.lend(5)] == [list(range(1_000, 1_010)), list(range(1_100, 1_105))]
+def test_a_long_rush_of_high_records_is_not_paid_back_for_as_long() -> None:
+    owed = by_level.OWED_MAX
+    log = Log((2 * owed, HIGH), priority=Priority.WEIGHTED)
+    assert len(log.lend(2 * owed)) == 2 * owed
+    log.append(owed, HIGH - 1)
+    log.append(owed, HIGH)
+    paid = list(range(2 * owed, 2 * owed + owed // 2))
+    assert [log.lend(owed // 2 + 5), log.lend(5)] == [paid, list(range(3 * owed, 3 * owed + 5))]
 
 
 def test_offsets_that_a_recovery_lost_at_the_end_keep_nobody_waiting() -> None:

@@ -128,18 +128,17 @@ async def test_in_an_order_nothing_is_lent_while_letters_of_what_is_too_old_are_
 
 
 @real_time
-async def test_one_entry_drops_so_many_ranges_and_the_next_one_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropping, "DROPPED_AT_ONCE", 3)
-    group = group_of(5_000, records=20)
-    leases = [await lease_of(group, f"m{n}", 1) for n in range(20)]
-    for n in range(0, 20, 2):
-        group.outcome(Release(0), f"m{n}", leases[n], (n, n + 1))
+async def test_one_entry_drops_so_many_ranges_and_the_next_one_the_others() -> None:
+    most = dropping.DROPPED_AT_ONCE
+    group = group_of(5_000, records=7 * most)
+    lease = await lease_of(group, "m", 7 * most)
+    group.outcome(Release(0), "m", lease, *((n, n + 1) for n in range(0, 7 * most, 2)))
     await rounds()
     group.pass_ms(6_000)
     await rounds()
     drops = [step.ranges for work in group.led.proposed for step in work.steps if isinstance(step, Drop)]
-    assert [len(ranges) for ranges in drops] == [3, 3, 3, 1]
-    assert dropped(group) == 10
+    assert [len(ranges) for ranges in drops] == [most, most, most, most // 2]
+    assert dropped(group) == 7 * most // 2
 
 
 def test_it_is_looked_again_when_the_next_record_expires_not_oftener_than_a_second_nor_rarer_than_a_minute() -> None:

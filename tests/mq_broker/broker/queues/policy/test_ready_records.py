@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mq_broker.broker.queues.policy import ready_records
-from mq_broker.broker.queues.policy.ready_records import Choice, ReadyRecords, Wish
+from mq_broker.broker.queues.policy.ready_records import LOOKED_AT_MAX, Choice, ReadyRecords, Wish
 from mq_broker.core.work.ranges import Range, Ranges
 from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Park, Reason, Reject, Reset, Return, Step
@@ -75,19 +74,19 @@ def test_a_choice_has_no_more_bytes_than_are_asked_for_over_all_its_runs() -> No
     assert choose(of, 2, bytes_max=1_000).ranges == ((3, 5),), "the number of records counts too"
 
 
-def test_a_choice_that_looked_at_much_and_found_nothing_goes_on_in_another_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    known = state(*given_back((0, 40)))
+def test_a_choice_that_looked_at_much_and_found_nothing_goes_on_in_another_turn() -> None:
+    end = 4 * LOOKED_AT_MAX
+    known = WorkState(1, 0)
+    for number, step in enumerate(given_back((0, end))):
+        known.apply(step, LeaseId(1, 1, number), end)
     of = ready(known)
-    known.apply(Lease(tuple((offset, offset + 1) for offset in range(0, 40, 2)), "b"), LeaseId(1, 2, 0), END)
-    known.apply(Lease(tuple((offset, offset + 1) for offset in range(1, 39, 2)), "c"), LeaseId(1, 2, 1), END)
-    monkeypatch.setattr(ready_records, "LOOKED_AT_MAX", 10)
-    turns, chosen = 0, choose(of)
+    known.apply(Lease(tuple((offset, offset + 1) for offset in range(0, end, 2)), "b"), LeaseId(1, 2, 0), end)
+    known.apply(Lease(tuple((offset, offset + 1) for offset in range(1, end - 1, 2)), "c"), LeaseId(1, 2, 1), end)
+    turns, chosen = 0, choose(of, end=end)
     while chosen.unfinished:
-        turns, chosen = turns + 1, choose(of)
-        assert chosen.looked <= 11
-    assert (chosen.ranges[0], turns) == ((39, 40), 3)
+        turns, chosen = turns + 1, choose(of, end=end)
+        assert chosen.looked <= LOOKED_AT_MAX + 1
+    assert (chosen.ranges[0], turns) == ((end - 1, end), 3)
 
 
 # ---------------------------------------------------------------- records that are lent alone
