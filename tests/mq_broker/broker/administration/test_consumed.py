@@ -198,5 +198,5 @@ async def test_a_partition_that_is_added_keeps_its_records_for_a_group_that_was_
 @virtual_time
 async def test_a_word_that_retention_does_not_know_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     async with standalone(tmp_path) as broker:
-        with pytest.raises(InvalidSetting, match=r"did you mean 'consumed'\?.*limits, consumed"):
+        with pytest.raises(InvalidSetting, match=r"did you mean 'consumed'\?.*limits or consumed"):
             await broker.create_topic("t", retention="consume")
