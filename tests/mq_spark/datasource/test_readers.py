@@ -195,10 +195,14 @@ def test_a_topic_that_was_made_again_is_read_from_its_first_record_or_ends_the_q
     admin.delete_topic(name)
     admin.create_topic(name)
     publish(bootstrap, name, "c", "d", "e")
-    strict = Stream(bootstrap, VALUE, stream.at, **options)
-    with pytest.raises(DataLoss, match=f"topic {name} was deleted and made again since it was read; to read the new"):
-        strict.next()
-    strict.reader.stop()
+    told = ""
+    while "was deleted and made again since it was read; to read the new one" not in told:
+        # This process may plan by the former one, which it has read. Then the task that reads notices.
+        strict = Stream(bootstrap, VALUE, stream.at, **options)
+        with pytest.raises(DataLoss, match=f"topic {name} was deleted (and made again|while it was read)") as lost:
+            strict.next()
+        strict.reader.stop()
+        told = str(lost.value)
     allowed = Stream(bootstrap, VALUE, stream.at, failOnDataLoss="false", **options)
     assert values(allowed.available_now()) == ["c", "d", "e"]
     planned = Stream(bootstrap, VALUE, stream.at, failOnDataLoss="false", **options)
