@@ -3,6 +3,7 @@ what is asked again, and what is told when one fails. The test is the broker."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -338,9 +339,10 @@ def test_a_broker_whose_word_comes_too_late_has_not_answered_in_time() -> None:
 
     def late(spoken: Spoken, request: bytes) -> bool:
         spoken.socket.settimeout(0.3)
-        with pytest.raises(TimeoutError):
+        with contextlib.suppress(TimeoutError):
             spoken.hear()
-        spoken.close_with(Unreachable("the time that the client gave is over"))
+        with contextlib.suppress(OSError):  # the client may have given up before
+            spoken.close_with(Unreachable("the time that the client gave is over"))
         return False
 
     with played(calls(late)) as at, pytest.raises(OutcomeUnknown, match="did not answer in time"):
