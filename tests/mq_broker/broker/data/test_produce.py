@@ -104,10 +104,10 @@ ROOM = Room(100, "g", 10)
 class World:
     """A broker with one partition. What is proposed there is answered when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracer: Any = None) -> None:
         self.held = Held(1 << 30)
         self.fillers = Fillers()
-        self.tracing = Tracing()
+        self.tracing = Tracing(tracer)
         self.proposed: list[tuple[Any, dict[str, Any]]] = []
         self.replies: list[Any] = []
         self.deadlines: list[float] = []
