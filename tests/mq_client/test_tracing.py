@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from mq_client import Admin, OutgoingRecord, Producer, Reader, producer, tracing
+from mq_client import Admin, OutgoingRecord, Producer, Reader, tracing
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.errors import NotLeader
 from mq_client.producing.futures import BatchMetadata, BatchOutcome, BatchPlace, RecordFuture
@@ -168,9 +168,8 @@ def test_a_header_that_names_no_span_begins_a_trace_of_its_own(traced: Traced, v
 
 
 def test_a_producer_names_the_span_of_each_record_behind_what_interceptors_made_of_it(
-    traced: Traced, admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+    traced: Traced, admin: Admin, bootstrap: str, topic: str
 ) -> None:
-    monkeypatch.setattr(producer, "sending", lambda: traced.sending)
     seen: list[OutgoingRecord] = []
 
     def see(record: OutgoingRecord) -> OutgoingRecord:

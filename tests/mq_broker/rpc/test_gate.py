@@ -14,7 +14,7 @@ from mq_broker.rpc.callers import account, note_caller
 from mq_broker.rpc.gate import Gate, UnderWay
 from mq_broker.rpc.pacing import paid_for
 from mq_broker.security.authority import Asker, Authority
-from mq_broker.security.names import Principal
+from mq_broker.security.names import Principal, broker_uri, client_uri
 from mq_broker.security.quotas import METERS_MIN, Meter
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.rules import Effect, Rule, RuleBook
@@ -91,9 +91,7 @@ class From(Context):
 
 
 @real_time
-async def test_a_revoked_name_and_a_brokers_are_refused_before_anything_is_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_revoked_name_and_a_brokers_are_refused_before_anything_is_read(tmp_path: Path) -> None:
     judging = Judging(rule(Operation.READ, "", prefix=True))
     await judging.begin()
     door = judging.gate.door(BROKER.methods["Metadata"])
@@ -102,9 +100,10 @@ async def test_a_revoked_name_and_a_brokers_are_refused_before_anything_is_read(
     judging.give(revoked=frozenset({"User:ANONYMOUS"}))
     with pytest.raises(NotAuthenticated):
         door.greet(context)
-    monkeypatch.setattr(module, "note_caller", lambda _context: Principal("Broker", "1"))
+    certs = Certs(tmp_path / "certs")
+    brokers: Any = Proven(broker_uri(1), certs.authority.broker(1, ["127.0.0.1"]).certificate)
     with pytest.raises(PermissionDenied, match="a broker's certificate is no user's"):
-        door.greet(context)
+        door.greet(brokers)
 
 
 @real_time
@@ -237,15 +236,18 @@ async def test_a_chosen_name_of_a_transaction_needs_a_right(query_id: str, neede
 class Proven(Context):
     """What a certificate has proved, of a connection from the same address."""
 
-    def __init__(self, certs: Certs, user: str) -> None:
-        self._pem = Path(certs.user(user).files().certificate).read_bytes()
-        self._user = user
+    def __init__(self, uri: str, pem: bytes) -> None:
+        self._uri, self._pem = uri, pem
+
+    @classmethod
+    def user(cls, certs: Certs, name: str) -> Proven:
+        return cls(client_uri(name), Path(certs.user(name).files().certificate).read_bytes())
 
     def auth_context(self) -> dict[str, list[bytes]]:
         return {
             "transport_security_type": [b"ssl"],
             "ssl_tls_version": [b"TLSv1.3"],
-            "peer_uri": [f"tritonmq://client/{self._user}".encode()],
+            "peer_uri": [self._uri.encode()],
             "x509_pem_cert": [self._pem],
         }
 
@@ -256,10 +258,10 @@ async def test_who_asks_is_remembered_by_connection_and_never_by_address_alone(
 ) -> None:
     certs, others = Certs(tmp_path / "certs"), Certs(tmp_path / "others")
     etl, etl_again, newer, night = (
-        Proven(certs, "etl"),
-        Proven(certs, "etl"),
-        Proven(others, "etl"),  # another certificate, as after it was replaced
-        Proven(certs, "night"),
+        Proven.user(certs, "etl"),
+        Proven.user(certs, "etl"),
+        Proven.user(others, "etl"),  # another certificate, as after it was replaced
+        Proven.user(certs, "night"),
     )
     judging = Judging()
     await judging.begin()
@@ -283,7 +285,7 @@ async def test_who_asks_is_remembered_by_connection_and_never_by_address_alone(
 
 def test_what_a_request_costs_is_put_down_to_its_user_or_to_the_host_of_who_has_no_name(tmp_path: Path) -> None:
     nobody: Any = Context()
-    etl: Any = Proven(Certs(tmp_path / "certs"), "etl")
+    etl: Any = Proven.user(Certs(tmp_path / "certs"), "etl")
     accounts = []
     for context, port in ((nobody, 1), (nobody, 2), (etl, 3)):
         context.peer = lambda port=port: f"ipv4:127.0.0.1:{port}"
@@ -298,18 +300,18 @@ async def test_who_is_remembered_pays_from_the_purse_that_its_name_has_now(tmp_p
     judging = Judging()
     await judging.begin()
     quotas, greet = judging.gate.quotas, cast("Any", judging.gate.door(BROKER.methods["Metadata"]).greet)
-    former = greet(Proven(certs, "etl")).meter
+    former = greet(Proven.user(certs, "etl")).meter
     for number in range(10 * METERS_MIN):
         quotas.meter(1e9, f"User:{number}")
     newer = quotas.meter(1e9, "User:etl")
     assert newer is not former
-    assert greet(Proven(certs, "etl")).meter is newer
+    assert greet(Proven.user(certs, "etl")).meter is newer
 
 
 @real_time
 async def test_who_is_remembered_is_revoked_at_once_all_the_same(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs")
-    etl: Any = Proven(certs, "etl")
+    etl: Any = Proven.user(certs, "etl")
     judging = Judging()
     await judging.begin()
     door = judging.gate.door(BROKER.methods["Metadata"])

@@ -8,8 +8,7 @@ from itertools import islice
 import pytest
 
 from mq_client import Admin, Consumer, InvalidRequest, Producer, UnknownGroup
-from mq_client.administration import peek
-from mq_client.administration.peek import shared_out
+from mq_client.administration.peek import PEEK_BYTES_MAX, shared_out
 
 
 def test_peek_gives_what_is_next_for_the_group_and_moves_nothing(admin: Admin, bootstrap: str, topic: str) -> None:
@@ -70,15 +69,12 @@ def test_partitions_share_what_is_peeked_at_evenly_and_to_the_last_record() -> N
         assert not unfinished or max(shares.values(), default=0) - min(unfinished) <= 1
 
 
-def test_a_peek_ends_with_its_bytes_and_gives_one_record_at_least(
-    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peek_ends_with_its_bytes(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic)
-    with Producer(bootstrap, batch_bytes_max=1_000) as producer:
-        for _ in range(9):
-            producer.publish(topic, bytes(900))
+    size = PEEK_BYTES_MAX // 16
+    value = random.Random(3).randbytes(size - 10_000)
+    with Producer(bootstrap, batch_bytes_max=size) as producer:
+        for _ in range(19):
+            producer.publish(topic, value)
     admin.move_group(topic, {topic: {0: 0}})
-    monkeypatch.setattr(peek, "PEEK_BYTES_MAX", 1)
-    assert len(admin.peek(topic, topic, 9)) == 1
-    monkeypatch.setattr(peek, "PEEK_BYTES_MAX", 4_000)
-    assert 2 <= len(admin.peek(topic, topic, 9)) <= 4
+    assert 16 <= len(admin.peek(topic, topic, 19)) <= 17

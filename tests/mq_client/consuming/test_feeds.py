@@ -167,11 +167,9 @@ def test_an_answer_to_a_former_opening_leaves_nobody_where_the_stream_is_not(wor
 
 
 def test_credit_of_the_stream_for_all_is_given_again_though_nobody_has_taken_anything(world: World) -> None:
-    world._monkeypatch.setattr(feeds_module, "CREDIT_BYTES", 1_000)
     first, _, stream = world.met()
-    assert [credit.bytes for credit in stream.take("credit")] == [1_000]
-    size = first.push(stream, 0, 5, 1)
-    assert size * 4 >= 1_000
+    assert [credit.bytes for credit in stream.take("credit")] == [feeds_module.CREDIT_BYTES]
+    size = first.push(stream, 0, 5, 1, value=bytes(feeds_module.CREDIT_BYTES // 4))
     assert [credit.bytes for credit in stream.take("credit")] == [size]
 
 
@@ -216,8 +214,8 @@ def push_row(client: Client, stream: Stream, **row: Any) -> None:
     client.hear(stream, pb.BatchesHeader(batches=[stored]), payload)
 
 
-def records_of(count: int = 2, base: int = 0) -> SharedBatch:
-    payload = memoryview(encode_batch(records_to_batch([], [b"v"] * count, [], [0] * count)))
+def records_of(count: int = 2, base: int = 0, size: int = 1) -> SharedBatch:
+    payload = memoryview(encode_batch(records_to_batch([], [bytes(size)] * count, [], [0] * count)))
     return shared_batch(payload, base, count)
 
 
@@ -233,9 +231,9 @@ def test_rows_are_each_consumer_s_to_change(world: World) -> None:
     assert theirs == {"a": 1}
 
 
-def test_decoded_batches_are_kept_for_a_while_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = [records_of() for _ in range(3)]
-    monkeypatch.setattr(feeds_module, "KEPT_DECODED_BYTES", 2 * len(batches[0].payload))
+def test_decoded_batches_are_kept_for_a_while_within_a_bound() -> None:
+    batches = [records_of(size=feeds_module.KEPT_DECODED_BYTES // 5) for _ in range(3)]
+    assert 2 <= feeds_module.KEPT_DECODED_BYTES / len(batches[0].payload) < 3
     loop: Any = Loop()
     kept = feeds_module.Feeds(loop)
     made: list[int] = []

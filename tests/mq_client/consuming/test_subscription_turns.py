@@ -4,13 +4,12 @@ the clock."""
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
 
 from mq_client.cluster.deadline import Deadline
-from mq_client.consuming import subscription
 from mq_client.errors import (
     InvalidRequest,
     NotLeader,
@@ -356,14 +355,18 @@ def test_what_is_unsubscribed_is_settled_closed_and_its_credit_given_back(member
 
 
 @pytest.fixture
-def moved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def moved(member: Client) -> list[Any]:
     """The cursors that are moved at the end."""
     calls: list[Any] = []
 
-    def move_cursors(connection: Any, group: str, positions: Any, deadline: Any, **more: Any) -> None:
-        calls.append((group, positions, more["kind"], more["member_id"]))
+    def move(_address: str, request: pb.MoveCursorsRequest) -> pb.MoveCursorsResponse:
+        positions = [(place.topic, place.partition, place.offset) for place in request.positions]
+        calls.append((request.group, positions, request.kind, request.member_id))
+        return pb.MoveCursorsResponse(
+            partitions=[pb.PartitionOffsets(partition=place.partition) for place in request.positions]
+        )
 
-    monkeypatch.setattr(subscription, "move_cursors", move_cursors)
+    member.connection.answers["MoveCursors"] = move
     return calls
 
 
@@ -380,7 +383,7 @@ def test_a_member_that_stops_leaves_the_groups_place_where_it_is(
     queue.get_nowait()
     for _ in range(2):
         member.subscriptions.stop(Deadline(1_000), last_is_done=last_is_done)
-    assert moved == [("g", {"t": {0: offset}}, "consumer", "me")]
+    assert moved == [("g", [("t", 0, offset)], "consumer", "me")]
     assert [stream.last_said for stream in member.streams] == [True, True]
     assert [(stream.waited, stream.cancelled) for stream in member.streams] == [(True, True)] * 2
     assert queue.empty()
@@ -391,12 +394,15 @@ def test_a_member_that_stops_leaves_the_groups_place_where_it_is(
 
 
 def test_a_place_that_cannot_be_left_behind_does_not_stop_the_end(
-    member: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    member: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def move_cursors(*given: Any, **more: Any) -> None:
-        raise Unreachable("gone")
+    def gone(*_: Any) -> NoReturn:
+        raise PermissionDenied("gone")
 
-    monkeypatch.setattr(subscription, "move_cursors", move_cursors)
+    member.opened(member.stream(1), 0, 5)
+    member.push(member.stream(1), 0, 5, 3)
+    member.subscriptions.queues["t"].get_nowait()
+    member.connection.answers["MoveCursors"] = gone
     with caplog.at_level(logging.WARNING):
         member.subscriptions.stop(Deadline(1_000), last_is_done=True)
     assert said_here(caplog) == ["group g may be given some records again: gone"]

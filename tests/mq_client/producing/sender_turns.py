@@ -67,10 +67,11 @@ class Asked:
 
 
 class Turns:
-    """Owns a sender without its thread. Brokers 1 and 2 are at `b:1` and `b:2`; topic `t` has two partitions."""
+    """Owns a sender without its thread. Brokers 1 and 2 are at `b:1` and `b:2`; topic `t` has two partitions.
+    `connection`: one that has asked nobody yet."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.connection = Connection("b:1")
+    def __init__(self, *, connection: Connection | None = None, **settings: Any) -> None:
+        self.connection = connection or Connection("b:1")
         self.changed: list[str] = []
         options = {
             "batch_bytes_max": 1 << 20,

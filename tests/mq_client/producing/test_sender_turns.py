@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import (
     DiskFull,
@@ -357,16 +358,20 @@ def test_a_topic_that_is_gone_is_forgotten_with_its_refusal_unless_somebody_wait
     assert isinstance(error(waiting), UnknownTopic)
 
 
-def test_a_topic_heard_of_long_ago_is_asked_for_once_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = Turns(metadata_age_s_max=30.0)
+def test_a_topic_heard_of_long_ago_is_asked_for_once_in_its_time() -> None:
+    class Aged(Connection):
+        age_s = 30.0
+
+        def topic_age_s(self, name: str) -> float:
+            return self.age_s
+
+    turns = Turns(metadata_age_s_max=30.0, connection=(connection := Aged("b:1")))
     view = turns.connection.known_topic("t")
     assert view is not None
     turns.accumulator.add_target(view)
-    age_s = 30.0
-    monkeypatch.setattr(turns.connection, "topic_age_s", lambda name: age_s)
     turns.turn(T0)
     assert turns.asked.asked == []
-    age_s = 30.5
+    connection.age_s = 30.5
     for step in range(1, 31):
         turns.turn(T0 + step)
     assert turns.asked.asked == [("t", "")]

@@ -142,7 +142,7 @@ class Producing:
         self.held = held
         self.topics = topics
         self.fillers = Fillers()
-        self.tracing = Tracing()
+        self.tracing = Tracing(tracer())
         self.checks = Places(CHECKS_AT_ONCE_MAX, "check-batch")
         self.rests = Spacing(RESTS_S_MAX)
 
@@ -455,11 +455,11 @@ _TOLD: Final = {pb.ALL: "committed", pb.LEADER: "written", pb.NONE: "proposed"}
 
 
 class Tracing:
-    """Spans of batches that arrive, for those that say which trace they belong to, where this broker sends spans. Owns
-    the broker's tracer, if it has one."""
+    """Spans of batches that arrive, for those that say which trace they belong to, where this broker sends spans.
+    `tracer`: the broker's, if it has one."""
 
-    def __init__(self) -> None:
-        self._tracer = tracer()
+    def __init__(self, tracer: Any | None) -> None:
+        self._tracer = tracer
 
     def begin(self, header: pb.ProduceHeader, payload_bytes: int) -> Any | None:
         """The span of a batch, `append T`; None where it is of no trace, or of one that nobody records. Raises

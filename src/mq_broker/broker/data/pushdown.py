@@ -8,7 +8,7 @@ Synchronous: fetch.py calls it in a thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -41,17 +41,20 @@ def stored(batch: Published) -> pb.StoredBatch:
 
 class Pushdown:
     """Owns what one Fetch asked for, checked once. Raises `SchemaMismatch`, `InvalidSetting` or `InvalidRequest`.
+    `clock`: seconds that only go forward.
 
     Of a batch of a former version of the schema, columns that it lacks are null, for the filter too.
     """
 
-    def __init__(self, schema: pa.Schema, request: pb.FetchRequest, *, typed: bool) -> None:
+    def __init__(
+        self, schema: pa.Schema, request: pb.FetchRequest, *, typed: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         if request.filter and not typed:
             raise InvalidRequest(
                 f"filter needs a topic with columns of its own, and {request.topic} holds records: "
                 "leave it out, and use .filter(...) on the DataFrame"
             )
-        self._schema = schema
+        self._schema, self._clock = schema, clock
         self._nodes = schema_nodes(schema)
         self._columns = _columns(schema, request) if request.project else list(schema.names)
         self._filter = parse_filter(request.filter, schema) if request.filter else None
@@ -66,10 +69,10 @@ class Pushdown:
         and `TURN_DECODED_BYTES_MAX` allow. A small batch may become a thousand times as large when it is
         decompressed."""
         applied: list[tuple[pb.StoredBatch, Buffer]] = []
-        began, decoded = time.monotonic(), 0
+        began, decoded = self._clock(), 0
         for batch, payload in batches:
             decoded += batch.decoded_bytes
-            if applied and (decoded > TURN_DECODED_BYTES_MAX or time.monotonic() - began > TURN_S):
+            if applied and (decoded > TURN_DECODED_BYTES_MAX or self._clock() - began > TURN_S):
                 break
             applied.append(self._apply(batch, payload))
         return applied

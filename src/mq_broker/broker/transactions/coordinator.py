@@ -102,8 +102,9 @@ class Transactions:
 
     def __init__(self, shell: Shell, cluster: Cluster, topics: Topics, admin: Admin, calls: Calls) -> None:
         self._shell = shell
-        self.owned = Owned(lambda: shell.partitions(), time.monotonic)
-        self.begun = BegunGroups(lambda: shell.partitions(), lambda: topics.all(), time.monotonic)
+        clock = asyncio.get_running_loop().time
+        self.owned = Owned(lambda: shell.partitions(), clock)
+        self.begun = BegunGroups(lambda: shell.partitions(), lambda: topics.all(), clock)
         self._cluster = cluster
         self._topics = topics
         self._admin = admin

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mq_broker.broker.data import produce
 from mq_broker.broker.data.produce import Tracing, _held_bytes, _Stream
 from mq_broker.broker.host.windows import Fillers
 from mq_broker.broker.metadata.topics import Topic
@@ -22,8 +21,8 @@ from mq_broker.core.messages import Done, RecordsThere, RecordThere, Room
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch, schema_to_bytes
 from mq_protocol.errors import InvalidRequest, NotLeader, SchemaMismatch, TritonMQError
-from mq_protocol.limits import RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS
-from mq_protocol.wire.envelope import Envelope
+from mq_protocol.limits import PRODUCE_IN_FLIGHT_BYTES_MAX, RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS
+from mq_protocol.wire.envelope import Buffer, Envelope
 from mq_protocol.wire.error_messages import from_wire
 from tests.coroutines import real_time, virtual_time
 from tests.mq_broker.broker.cluster import DEADLINE_S, FINGERPRINT, SCHEMA, rows, standalone
@@ -105,10 +104,10 @@ ROOM = Room(100, "g", 10)
 class World:
     """A broker with one partition. What is proposed there is answered when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracer: Any = None) -> None:
         self.held = Held(1 << 30)
         self.fillers = Fillers()
-        self.tracing = Tracing()
+        self.tracing = Tracing(tracer)
         self.proposed: list[tuple[Any, dict[str, Any]]] = []
         self.replies: list[Any] = []
         self.deadlines: list[float] = []
@@ -148,11 +147,11 @@ class World:
         await self.may_send.wait()
         self.sent.append(list(response.results))
 
-    def request(self, correlation: int = 1, **fields: Any) -> Envelope[pb.ProduceHeader]:
+    def request(self, correlation: int = 1, payload: Buffer = b"", **fields: Any) -> Envelope[pb.ProduceHeader]:
         header = pb.ProduceHeader(
             topic="t", uuid=UUID, record_count=1, schema_fingerprint=FINGERPRINT, correlation=correlation, **fields
         )
-        return Envelope(header, (memoryview(encode_batch(rows(correlation))),))
+        return Envelope(header, (memoryview(payload or encode_batch(rows(correlation))),))
 
     async def hear(self, *requests: Envelope[pb.ProduceHeader]) -> None:
         async def said() -> Any:
@@ -219,21 +218,22 @@ async def test_a_producer_that_went_leaves_nothing_held_whenever_its_batches_are
 
 
 @virtual_time
-async def test_more_than_may_be_in_flight_waits_until_something_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_than_may_be_in_flight_waits_until_something_is_answered() -> None:
     world = World()
-    size = _held_bytes(world.request(1))
-    monkeypatch.setattr(produce, "PRODUCE_IN_FLIGHT_BYTES_MAX", 2 * size + 10)
-    reading = asyncio.create_task(world.hear(*(world.request(number) for number in range(1, 6))))
+    large = encode_batch(pa.record_batch([pa.array([1]), pa.array(["x" * 50_000])], schema=SCHEMA))
+    most = PRODUCE_IN_FLIGHT_BYTES_MAX // _held_bytes(world.request(payload=large))
+    requests = [world.request(number, payload=large) for number in range(1, most + 4)]
+    reading = asyncio.create_task(world.hear(*requests))
     writing = asyncio.create_task(world.stream.write())
     for answered in range(3):
         for _ in range(10):
             await asyncio.sleep(0)
-        assert len(world.proposed) == 3 + answered, "one beyond the bound has been read already"
+        assert len(world.proposed) == most + 1 + answered, "one beyond the bound has been read already"
         world.replies[answered](Done(1, answered))
-    for reply in (world.replies[3], *world.replies[4:]):
+    for reply in world.replies[3:]:
         reply(Done(1, 9))
     await asyncio.wait_for(asyncio.gather(reading, writing), DEADLINE_S)
-    assert len(world.results) == 5
+    assert len(world.results) == most + 3
 
 
 @virtual_time
@@ -279,13 +279,12 @@ async def test_a_producer_that_has_said_its_last_is_answered_and_then_its_stream
 
 
 @real_time
-async def test_a_batch_at_which_its_stream_breaks_off_is_held_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+async def test_a_batch_at_which_its_stream_breaks_off_is_held_no_more() -> None:
+    class Broken(World):
+        async def get(self, _name: str) -> Any:
+            raise asyncio.CancelledError
 
-    async def broken(_name: str) -> Any:
-        raise asyncio.CancelledError
-
-    monkeypatch.setattr(world, "get", broken)
+    world = Broken()
     with pytest.raises(asyncio.CancelledError):
         await world.hear(world.request(1))
     assert world.held.bytes == 0

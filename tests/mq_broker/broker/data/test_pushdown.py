@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from mq_broker.broker.data import pushdown
-from mq_broker.broker.data.pushdown import Pushdown
+from mq_broker.broker.data.pushdown import TURN_DECODED_BYTES_MAX, TURN_S, Pushdown
 from mq_broker.core.messages import Published
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch
@@ -83,21 +83,24 @@ def test_what_cannot_be_is_refused_before_a_batch_is_read(
 
 
 @pytest.mark.parametrize(
-    ("bytes_max", "turn_s", "count"),
-    [(1_000, 60.0, 5), (450, 60.0, 4), (50, 60.0, 1), (1_000, -1.0, 1)],
+    ("decoded_bytes", "each_s", "count"),
+    [
+        (TURN_DECODED_BYTES_MAX // 5, TURN_S / 5, 5),
+        (TURN_DECODED_BYTES_MAX // 4, 0.0, 4),
+        (TURN_DECODED_BYTES_MAX + 1, 0.0, 1),
+        (100, TURN_S + 0.1, 1),
+    ],
     ids=["all", "as many bytes as it may", "one, however large", "one, however long it took"],
 )
-def test_a_turn_ends_after_so_many_bytes_and_after_so_long(
-    bytes_max: int, turn_s: float, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pushdown, "TURN_DECODED_BYTES_MAX", bytes_max)
-    monkeypatch.setattr(pushdown, "TURN_S", turn_s)
+def test_a_turn_ends_after_so_many_bytes_and_after_so_long(decoded_bytes: int, each_s: float, count: int) -> None:
+    times = itertools.count(5.0, each_s)
     payload = memoryview(encode_batch(ROWS))
     stored = Published(
-        index=7, base_offset=0, record_count=10, timestamp_us=5, payload_bytes=len(payload), decoded_bytes=100
+        index=7, base_offset=0, record_count=10, timestamp_us=5, payload_bytes=len(payload), decoded_bytes=decoded_bytes
     )
-    picked = Pushdown(SCHEMA, pb.FetchRequest(topic="t", filter="n > 1"), typed=True).apply([(stored, payload)] * 5)
-    assert len(picked) == count
+    request = pb.FetchRequest(topic="t", filter="n > 1")
+    reading = Pushdown(SCHEMA, request, typed=True, clock=lambda: next(times))
+    assert len(reading.apply([(stored, payload)] * 5)) == count
 
 
 def test_a_schema_that_lacks_columns_of_one_batch_does_not_know_them_all() -> None:

@@ -12,7 +12,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from mq_broker.broker.data import produce
 from mq_broker.core.messages import Done, RecordsThere, RecordThere, Refused
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, QuotaExceeded
@@ -27,19 +26,19 @@ PARENT = TraceParent(0xABC, 0xDEF)
 class Exported:
     """Owns what a broker's tracer has recorded."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         self._exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False, **options)
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        monkeypatch.setattr(produce, "tracer", lambda: provider.get_tracer("test"))
+        self.tracer = provider.get_tracer("test")
 
     @property
     def spans(self) -> tuple[Any, ...]:
         return self._exporter.get_finished_spans()
 
 
-async def answered(answer: Any, **fields: Any) -> pb.ProduceResult:
-    world = World()
+async def answered(exported: Exported, answer: Any, **fields: Any) -> pb.ProduceResult:
+    world = World(exported.tracer)
     await world.hear(world.request(1, **fields))
     for reply in world.replies:
         reply(answer)
@@ -57,10 +56,10 @@ async def answered(answer: Any, **fields: Any) -> pb.ProduceResult:
     ],
 )
 def test_a_batch_that_names_a_recorded_span_has_a_child_of_it_until_it_is_answered(
-    answer: Any, fields: dict[str, Any], event: str, attributes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    answer: Any, fields: dict[str, Any], event: str, attributes: dict[str, Any]
 ) -> None:
-    exported = Exported(monkeypatch)
-    asyncio.run(answered(answer, traceparent=bytes(PARENT), **fields))
+    exported = Exported()
+    asyncio.run(answered(exported, answer, traceparent=bytes(PARENT), **fields))
     (span,) = exported.spans
     assert (span.name, span.kind) == ("append t", trace.SpanKind.SERVER)
     assert (span.context.trace_id, span.parent.span_id, span.parent.is_remote) == (0xABC, 0xDEF, True)
@@ -71,19 +70,19 @@ def test_a_batch_that_names_a_recorded_span_has_a_child_of_it_until_it_is_answer
     assert span.status.status_code is trace.StatusCode.UNSET
 
 
-def test_a_refused_batch_tells_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    exported = Exported(monkeypatch)
-    asyncio.run(answered(Refused(QuotaExceeded("too much")), traceparent=bytes(PARENT)))
+def test_a_refused_batch_tells_its_error() -> None:
+    exported = Exported()
+    asyncio.run(answered(exported, Refused(QuotaExceeded("too much")), traceparent=bytes(PARENT)))
     (span,) = exported.spans
     assert span.attributes["error.type"] == "QUOTA_EXCEEDED"
     assert span.status.status_code is trace.StatusCode.ERROR
 
 
-def test_a_batch_that_a_broker_does_not_lead_has_a_span_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    exported = Exported(monkeypatch)
+def test_a_batch_that_a_broker_does_not_lead_has_a_span_that_says_so() -> None:
+    exported = Exported()
 
     async def scenario() -> None:
-        world = World()
+        world = World(exported.tracer)
         world.replica.leading = False
         await world.hear(world.request(1, traceparent=bytes(PARENT)))
 
@@ -92,21 +91,19 @@ def test_a_batch_that_a_broker_does_not_lead_has_a_span_that_says_so(monkeypatch
     assert (span.attributes["error.type"], span.events) == ("NOT_LEADER", ())
 
 
-def test_the_brokers_own_sampler_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    exported = Exported(monkeypatch, sampler=ALWAYS_OFF)
-    assert not asyncio.run(answered(Done(7, 40, 99), traceparent=bytes(PARENT))).HasField("error")
+def test_the_brokers_own_sampler_has_the_last_word() -> None:
+    exported = Exported(sampler=ALWAYS_OFF)
+    assert not asyncio.run(answered(exported, Done(7, 40, 99), traceparent=bytes(PARENT))).HasField("error")
     assert exported.spans == ()
 
 
 @pytest.mark.parametrize("traces", [False, True])
 @pytest.mark.parametrize("named", [b"\x01", bytes(25), b"x" * 26, b"x" * 5_000])
-def test_what_names_no_span_is_refused_whether_or_not_this_broker_makes_spans(
-    named: bytes, traces: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exported = Exported(monkeypatch) if traces else None
+def test_what_names_no_span_is_refused_whether_or_not_this_broker_makes_spans(named: bytes, traces: bool) -> None:
+    exported = Exported() if traces else None
 
     async def scenario() -> pb.ProduceResult:
-        world = World()
+        world = World(exported and exported.tracer)
         await world.hear(world.request(1, traceparent=named))
         await asyncio.wait_for(world.stream.write(), DEADLINE_S)
         assert not world.proposed

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from mq_broker.broker.groups import pushed_once
-from mq_broker.broker.groups.pushed_once import MESSAGE_BYTES, PushedOnce
+from mq_broker.broker.groups.pushed_once import KEPT_BYTES_MAX, MESSAGE_BYTES, PushedOnce
 from mq_broker.rpc.service import SharedBatches
 from mq_protocol.errors import OffsetOutOfRange
 from tests.coroutines import virtual_time
@@ -107,16 +104,20 @@ async def test_a_word_to_one_of_them_goes_before_what_all_are_pushed() -> None:
     assert not isinstance(told, SharedBatches)
 
 
-def test_what_is_kept_has_a_bound_for_all_partitions_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pushed_once, "KEPT_BYTES_MAX", 2 * (10 + MESSAGE_BYTES))
+def test_what_is_kept_has_a_bound_for_all_partitions_together() -> None:
+    half = KEPT_BYTES_MAX // 2 - MESSAGE_BYTES
+    first, second, third = (Readable(number, size=half) for number in range(3))
+    larger = Readable(3, size=KEPT_BYTES_MAX - MESSAGE_BYTES + 1)
     kept = PushedOnce()
-    partitions: list[Any] = [Readable(number) for number in range(3)]
-    for partition in partitions:
-        kept.subscribed(partition)
-        kept.subscribed(partition)
+
+    def was_kept(partition: Any) -> bool:
+        """Whether what is read of it now need not be read from the disk."""
+        before = len(partition.most)
         kept.read(partition, 0, 2, 100)
-    assert list(kept._kept) == partitions[1:]
-    assert kept._bytes == 2 * (10 + MESSAGE_BYTES)
-    monkeypatch.setattr(pushed_once, "KEPT_BYTES_MAX", MESSAGE_BYTES)
-    kept.read(partitions[0], 0, 2, 100)
-    assert partitions[0] not in kept._kept, "one that is larger than all may be is not kept"
+        return len(partition.most) == before
+
+    assert [was_kept(each) for each in (first, second, third)] == [False] * 3
+    assert [was_kept(each) for each in (third, second, third)] == [True] * 3, "two fill it"
+    assert [was_kept(each) for each in (first, second, third)] == [False, False, False], "the oldest went each time"
+    assert [was_kept(each) for each in (larger, larger)] == [False] * 2, "what is larger than all may be is not kept"
+    assert [was_kept(each) for each in (second, third)] == [True] * 2, "and takes nothing's place"

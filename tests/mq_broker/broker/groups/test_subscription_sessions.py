@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.groups import subscriptions as delivery
 from mq_broker.broker.groups.subscriptions import CREDIT_BYTES_MAX, Delivery, _Session
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.runtime.memory import Held
@@ -35,9 +34,9 @@ KEY = b"k" * 16
 
 
 class Readable(Led):
-    """A partition of batches of two records and ten bytes each: offsets `log_start` to 99 are there."""
+    """A partition of batches of two records and `size` bytes each: offsets `log_start` to 99 are there."""
 
-    def __init__(self, number: int = 0, log_start: int = 0) -> None:
+    def __init__(self, number: int = 0, log_start: int = 0, size: int = 10) -> None:
         super().__init__(number)
         self.serving = True
         self.observers: set[Callable[[], None]] = set()
@@ -45,13 +44,15 @@ class Readable(Led):
         self.journal = SimpleNamespace(sealed=False)
         self.fails: TritonMQError | None = None
         self.most: list[int] = []
+        self._payload = bytes(size)
 
     def read(self, start: int, end: int, bytes_max: int, _opened: object) -> list[tuple[Published, bytes]]:
         if self.fails is not None:
             raise self.fails
         self.most.append(bytes_max)
-        count = max(1, bytes_max // 10)
-        return [(Published(at, 2, 1, 1, 10, 10), b"0123456789") for at in range(start, end, 2)[:count]]
+        size = len(self._payload)
+        count = max(1, bytes_max // size)
+        return [(Published(at, 2, 1, 1, size, size), self._payload) for at in range(start, end, 2)[:count]]
 
     def not_leader(self) -> NotLeader:
         return NotLeader("ask broker 2", 2, 5)
@@ -152,16 +153,19 @@ async def test_credit_has_a_bound() -> None:
 
 
 @virtual_time
-async def test_partitions_take_turns_and_share_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "FETCH_CHUNK_BYTES", 30)
-    stream = Stream(Readable(0), Readable(1))
+async def test_partitions_take_turns_and_share_a_message() -> None:
+    size = FETCH_CHUNK_BYTES // 3
+    stream = Stream(Readable(0, size=size), Readable(1, size=size))
     for partition in stream.partitions:
         partition.next_offset = 4
-    await stream.open(wanted(0), wanted(1))
+    await stream.open(wanted(0), wanted(1), credit=4 * FETCH_CHUNK_BYTES)
     assert stream.message()[1] == [(0, 0), (0, 2), (1, 0)], "what is left of the message's room is the second one's"
     assert stream.message()[1] == [(1, 2)]
     assert stream.message() == ([], [])
-    assert [partition.most for partition in stream.partitions] == [[30], [10, 30]]
+    assert [partition.most for partition in stream.partitions] == [
+        [FETCH_CHUNK_BYTES],
+        [FETCH_CHUNK_BYTES - 2 * size, FETCH_CHUNK_BYTES],
+    ]
 
 
 @virtual_time

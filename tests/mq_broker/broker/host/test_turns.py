@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.host import quiescence
 from mq_broker.broker.host.quiescence import (
     AUDIT_ROUNDS,
     LATE_S,
@@ -87,16 +86,22 @@ def test_of_very_many_a_late_loop_ticks_half_as_many_and_then_more_again() -> No
 
 
 @pytest.mark.parametrize("begun", [0, 7, 12_345])
-def test_what_a_loop_that_was_held_up_missed_is_made_up_for_once(begun: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiescence, "AUDIT_ROUNDS", 1)
+def test_what_a_loop_that_was_held_up_missed_is_made_up_for_once(begun: int) -> None:
     replicas: list[Any] = [One() for _ in range(OFTEN)]
     ticking = resting(replicas, (begun + 0.5) * SLICE_S)
-    ticking.turn(1, (begun + 3.5) * SLICE_S, 0.0)
-    assert [n for n, each in enumerate(replicas) if each.ticked] == sorted((begun + n) % OFTEN for n in (1, 2, 3))
-    ticking.turn(2, (begun + 3.5 + 5 * OFTEN) * SLICE_S, 0.0)
-    assert sorted(len(each.ticked) for each in replicas) == [1] * (OFTEN - 3) + [2] * 3
-    ticking.turn(3, (begun + 4.5 + 5 * OFTEN) * SLICE_S, 0.0)
-    assert sum(len(each.ticked) for each in replicas) == OFTEN + 3 + 1
+
+    def ticked_in_turn(turn: int, slice_: int) -> list[int]:
+        ticking.turn(turn, (slice_ + 0.5) * SLICE_S, 0.0)
+        return [n for n, each in enumerate(replicas) for now_ms, _ in each.ticked if now_ms == turn]
+
+    def audited(first: int, last: int) -> list[int]:
+        """Those whose audit is in one of these slices, counted from the beginning of the clock."""
+        return sorted(n % OFTEN for n in range(first, last + 1) if (n // OFTEN + n % OFTEN) % AUDIT_ROUNDS == 0)
+
+    assert ticked_in_turn(1, begun + 40) == audited(begun + 1, begun + 40) != []
+    later = begun + 40 + 5 * OFTEN
+    assert ticked_in_turn(2, later) == audited(later - OFTEN + 1, later), "a whole round at most"
+    assert ticked_in_turn(3, later + 40) == audited(later + 1, later + 40) != []
 
 
 def test_each_one_at_rest_is_audited_once_in_many_rounds_and_not_all_of_them_in_the_same() -> None:

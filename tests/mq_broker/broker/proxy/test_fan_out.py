@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.proxy import tails
 from mq_broker.broker.proxy.fan_out import FanOut
 from mq_broker.broker.proxy.holding import Holding, Turn
+from mq_broker.broker.proxy.tails import CREDIT_BYTES, KEPT_BYTES_MAX
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.streams import side_by_side
 from mq_broker.rpc import callers
@@ -245,12 +245,11 @@ async def test_one_that_comes_later_catches_up_by_itself_and_then_shares() -> No
 @pytest.mark.parametrize("how", ["it does not read", "it gives no credit"])
 @virtual_time
 async def test_one_that_stalls_holds_up_nobody_and_goes_on_where_it_was(
-    how: str, monkeypatch: pytest.MonkeyPatch
+    how: str,
 ) -> None:
-    monkeypatch.setattr(tails, "KEPT_BYTES_MAX", 20_000)
-    monkeypatch.setattr(tails, "CREDIT_BYTES", 10_000)
-    async with fanning() as (leader, fan_out):
-        stalled = Client(fan_out).open(latest=True, credit=CREDIT if how == "it does not read" else 3_000)
+    size = CREDIT_BYTES // 10
+    async with fanning(batch_bytes=size) as (leader, fan_out):
+        stalled = Client(fan_out).open(latest=True, credit=CREDIT if how == "it does not read" else 3 * size)
         others = [Client(fan_out).open(latest=True) for _ in range(3)]
         for client in (stalled, *others):
             await client.is_open()
@@ -264,7 +263,7 @@ async def test_one_that_stalls_holds_up_nobody_and_goes_on_where_it_was(
             for client in others:
                 await client.until(lambda client, number=number: len(client.offsets) > number)  # type: ignore[misc]
         assert len(stalled.offsets) < 5
-        assert fan_out.held.bytes < 40_000, "little is kept for it"
+        assert fan_out.held.bytes < 2 * KEPT_BYTES_MAX, "little is kept for it"
         stalled.reading.set()
         stalled.say(credit=pb.SubscribeCredit(bytes=CREDIT))
         for client in (stalled, *others):

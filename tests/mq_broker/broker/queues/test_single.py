@@ -6,8 +6,7 @@ from collections.abc import Container
 
 import pytest
 
-from mq_broker.broker.queues.policy import ordering
-from mq_broker.broker.queues.policy.ordering import STAYS_MS, ByKey, Single
+from mq_broker.broker.queues.policy.ordering import LOOK_AHEAD_MAX, STAYS_MS, ByKey, Single
 from mq_broker.broker.queues.policy.ready_records import Choice, Wish
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Lease, LeaseId, Reject, Return, Step
@@ -84,10 +83,7 @@ def test_a_record_that_waits_or_is_doomed_holds_up_all_that_follows_and_is_named
 # ---------------------------------------------------------------- how many keys are known
 
 
-def test_the_first_record_of_the_key_that_most_wait_for_is_named_if_it_cannot_be_lent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ordering, "LOOK_AHEAD_MAX", 9)
+def test_the_first_record_of_the_key_that_most_wait_for_is_named_if_it_cannot_be_lent() -> None:
     state = WorkState(1, 0)
     keys = ByKey(state, 0)
     assert keys.blocked_by(0) is None
@@ -106,7 +102,8 @@ def test_the_first_record_of_the_key_that_most_wait_for_is_named_if_it_cannot_be
     write(Return(((1, 2), (4, 7)), True, 50, "no"), 4)
     assert keys.blocked_by(49) == 1
     assert keys.blocked_by(50) is None
-    keys.add(8, [7], [2])
-    assert keys.blocked_by(50) is None, "eight keys are known"
-    keys.add(9, [8], [2])
+    last = LOOK_AHEAD_MAX - 1
+    keys.add(last, range(7, last), range(100, 100 + last))
+    assert keys.blocked_by(50) is None, "one key more may be known"
+    keys.add(last + 1, [last], [2])
     assert (keys.full, keys.blocked_by(50)) == (True, 1)

@@ -3,6 +3,7 @@ name, and what is committed or aborted makes room."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.broker.transactions import owners
+from mq_broker.broker.transactions.owners import AGAIN_S
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import QuotaExceeded
 from mq_protocol.names import TRANSACTIONS_TOPIC
@@ -41,13 +42,13 @@ async def served(data: Path, **limits: int) -> AsyncIterator[tuple[As, As, As]]:
         yield root, As(broker, GREEDY), As(broker, MODEST)
 
 
+async def it_is_counted_again() -> None:
+    """So long that the next one who has too much has it counted anew."""
+    await asyncio.sleep(AGAIN_S + 0.1)
+
+
 async def limit(root: Broker, **limits: int) -> None:
     await root.ask("AlterQuotas", pb.AlterQuotasRequest(principal=GREEDY, set=limits))
-
-
-@pytest.fixture(autouse=True)
-def _count_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owners, "AGAIN_S", -1.0)
 
 
 @virtual_time
@@ -65,6 +66,7 @@ async def test_staged_batches_are_counted_until_they_are_decided(tmp_path: Path)
         whole = pb.StagedBatches(topic="t", partition=0, uuids=[line.uuids[0] for line in lines], row_count=3)
         await decide(greedy, 0, whole, key=mine)
         assert await root.numbers("t") == [0, 1, 2]
+        await it_is_counted_again()
         await stage(greedy, 1, 3, key=mine)
 
 

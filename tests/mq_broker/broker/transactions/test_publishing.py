@@ -134,8 +134,7 @@ async def test_batches_that_are_missing_are_told_to_whoever_waits_and_asked_for_
 
 
 @virtual_time
-async def test_whoever_waits_later_is_told_at_once_what_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "ALARM_BACKOFF_S", 1_000.0)
+async def test_whoever_waits_later_is_told_at_once_what_stands_in_the_way() -> None:
     async with played() as world:
         world.parts["t", 0].refuse = [StagedBatchMissing("gone")]
         decide = decision(0, line(0, 1))
@@ -143,8 +142,10 @@ async def test_whoever_waits_later_is_told_at_once_what_stands_in_the_way(monkey
         for _ in range(2):
             with pytest.raises(StagedBatchMissing):
                 await world.until_published(decide, seconds=1.0)
-        await rounds()
+        await rounds(int(transactions.ALARM_BACKOFF_S) - 1)
         assert len(world.parts["t", 0].of(Publish)) == 1, "it is asked for again after a pause"
+        await rounds(2)
+        assert len(world.parts["t", 0].of(Publish)) == 2
 
 
 @pytest.mark.parametrize("error", [UnknownTopic("none"), UnknownPartition("none")])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from mq_broker.broker.transactions import coordinator as transactions
 from mq_broker.broker.transactions.requests import listed_name
-from mq_broker.core.entries import Discard, Fence
+from mq_broker.core.entries import Discard, Fence, TransactionKey
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotEnoughReplicas, NotLeader, UnknownTopic
+from mq_protocol.limits import ANSWER_BYTES_MAX
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.coroutines import virtual_time
+from tests.mq_broker.broker.transactions import worlds
 from tests.mq_broker.broker.transactions.worlds import KEY, OTHER, World, known, line, played, staged, uuid, within
 from tests.simulation.real.substitutes import EPOCH_S
 
@@ -115,16 +118,16 @@ async def listed(world: World, **fields: object) -> tuple[list[tuple[str, int, i
         if not answer.more:
             return told, answer
         assert answer.staged
+        *_, last = answer.staged
+        assert answer.ByteSize() - last.ByteSize() < ANSWER_BYTES_MAX
         request.after.CopyFrom(answer.last)
         request.after_index = answer.last_index
 
 
-@pytest.mark.parametrize("answer_bytes", [1, 700, 1 << 20])
+@pytest.mark.parametrize("sink_bytes", [1, ANSWER_BYTES_MAX // 3, ANSWER_BYTES_MAX])
 @virtual_time
-async def test_a_listing_in_any_number_of_answers_tells_each_batch_once(
-    monkeypatch: pytest.MonkeyPatch, answer_bytes: int
-) -> None:
-    monkeypatch.setattr(transactions, "ANSWER_BYTES_MAX", answer_bytes)
+async def test_a_listing_in_any_number_of_answers_tells_each_batch_once(sink_bytes: int) -> None:
+    staged = partial(worlds.staged, key=TransactionKey("query", "t" * sink_bytes))
     async with played() as world:
         world.parts["t", 1].stage(staged(7, 3, index=8), staged(8, 2, index=5), staged(9, 1, index=9))
         world.parts["t", 0].stage(staged(1, 9, index=70), staged(2, 8, index=60))
