@@ -18,12 +18,12 @@ from mq_client.tracing import process
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_broker.broker import server
 from mq_broker.broker.data.produce import Tracing
-from mq_process.tracing import exporting
+from mq_process.tracing import exporting, tracer
 
 Producer("127.0.0.1:9").close()
 with exporting("broker", "1", {}), process(ConsumerRecord("t", 0, 0, None, b"", (), 0)) as span:
     assert span is None
-    Tracing()
+    Tracing(tracer())
 loaded = sorted(name for name in sys.modules if name.split(".")[0] == "opentelemetry")
 assert not loaded, loaded
 """
