@@ -209,7 +209,7 @@ ELASTIC = (
         "a log that the partition was recovered from begins anew",
         "rule 15",
         "replication.replica:Replica._recovered_elsewhere",
-        "if shared.my_member in state.isr or",
+        "if shared.my_member in state.isr or chosen or",
         "if",
         ("total_losses",),
     ),
