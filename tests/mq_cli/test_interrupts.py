@@ -43,8 +43,8 @@ def hear():
     threading.Event().wait()
 
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-threading.Thread(target=hear, daemon=True).start()
 try:
+    threading.Thread(target=hear, daemon=True).start()
     How().input().read1(1)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
