@@ -18,7 +18,7 @@ from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Drop, Lease, Reason
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.queues.settings import Order
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds
 
 
@@ -55,7 +55,7 @@ async def pass_ms(group: Group, ms: int) -> None:
 
 
 @pytest.mark.parametrize(("ttl_ms", "of_batch", "after_ms"), [(5_000, 2_000, 2_000), (2_000, 5_000, 2_000)])
-@real_time
+@virtual_time
 async def test_a_record_expires_by_its_batch_or_by_its_group_whichever_is_first(
     ttl_ms: int, of_batch: int, after_ms: int
 ) -> None:
@@ -67,7 +67,7 @@ async def test_a_record_expires_by_its_batch_or_by_its_group_whichever_is_first(
     assert dropped(group) == 4
 
 
-@real_time
+@virtual_time
 async def test_a_batch_that_nobody_asked_for_is_the_first_that_has_a_life_and_goes() -> None:
     group = group_of(0)
     await lent(group, "a", 5)
@@ -81,7 +81,7 @@ async def test_a_batch_that_nobody_asked_for_is_the_first_that_has_a_life_and_go
     assert dropped(group) == 3
 
 
-@real_time
+@virtual_time
 async def test_where_much_expires_at_once_it_is_found_in_turns_and_nothing_is_lent_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -96,7 +96,7 @@ async def test_where_much_expires_at_once_it_is_found_in_turns_and_nothing_is_le
 
 
 @pytest.mark.parametrize("seed", range(30))
-@real_time
+@virtual_time
 async def test_whatever_happens_nothing_is_lent_that_has_expired_and_all_of_it_goes(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

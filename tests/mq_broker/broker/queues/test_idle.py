@@ -16,7 +16,7 @@ from mq_broker.broker.queues.idle import without_idle
 from mq_broker.coordination.interface import QueueSpec, TopicSpec
 from mq_broker.core.work.steps import Lease, Reason, Send
 from mq_protocol import mq_pb2 as pb
-from tests.coroutines import real_time, virtual_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.cluster import Broker
 from tests.mq_broker.broker.queues.members import Member, ranges
 from tests.mq_broker.broker.queues.partitions import Group, rounds
@@ -100,7 +100,7 @@ def test_what_has_changed_since_the_leaders_were_asked_is_left_alone(now: TopicS
     assert without_idle(SPEC, SPEC, "g").queues == {}
 
 
-@real_time
+@virtual_time
 async def test_a_group_is_in_use_while_a_member_waits_or_has_a_lease_and_when_it_says_something() -> None:
     group = Group(10)
     began = group.ms

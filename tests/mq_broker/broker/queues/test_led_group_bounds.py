@@ -11,13 +11,13 @@ from mq_broker.broker.queues.group.requests import Lent, OwnSteps, Sending
 from mq_broker.core.work.settling import Failed, Rejected, SendDead
 from mq_broker.core.work.steps import Accept, Begin, Drop, End, LeaseId, OutputLine, Reason, Return
 from mq_protocol.errors import NotLeader, OutcomeUnknown, Overloaded
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, lease_of, offsets, rounds
 
 # ---------------------------------------------------------------- one entry
 
 
-@real_time
+@virtual_time
 async def test_what_runs_out_goes_before_what_members_settle_if_it_had_no_room_the_last_time() -> None:
     group = Group(20_000)
     gone = await lease_of(group, "gone", 2)
@@ -38,7 +38,7 @@ async def test_what_runs_out_goes_before_what_members_settle_if_it_had_no_room_t
 # ---------------------------------------------------------------- leases that go back
 
 
-@real_time
+@virtual_time
 async def test_leases_that_a_member_does_not_name_go_back_in_turns_and_it_is_lent_something_after_all_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -59,7 +59,7 @@ async def test_leases_that_a_member_does_not_name_go_back_in_turns_and_it_is_len
     assert set(group.state.leases) == {held[5], asking.answered.result().lease}
 
 
-@real_time
+@virtual_time
 async def test_a_member_whose_leases_do_not_fit_into_the_entry_is_lent_something_after_they_went_back() -> None:
     group = Group(20_000)
     await lease_of(group, "b", 2)
@@ -73,7 +73,7 @@ async def test_a_member_whose_leases_do_not_fit_into_the_entry_is_lent_something
 # ---------------------------------------------------------------- who waits
 
 
-@real_time
+@virtual_time
 async def test_who_waits_for_nothing_is_answered_once_it_was_judged_and_not_before() -> None:
     group = Group(0)
     asking = group.ask("a", 2, once=True)
@@ -88,7 +88,7 @@ async def test_who_waits_for_nothing_is_answered_once_it_was_judged_and_not_befo
 
 
 @pytest.mark.parametrize("paused", [False, True])
-@real_time
+@virtual_time
 async def test_who_is_lent_nothing_is_told_so_once_what_it_did_not_name_has_gone_back(paused: bool) -> None:
     group = Group(2)
     await lease_of(group, "a", 2)
@@ -104,7 +104,7 @@ async def test_who_is_lent_nothing_is_told_so_once_what_it_did_not_name_has_gone
     assert group.state.leased == 0
 
 
-@real_time
+@virtual_time
 async def test_when_the_leadership_ends_everybody_is_told_but_who_waits_for_an_entry_on_its_way() -> None:
     group = Group(50)
     lease = await lease_of(group, "z", 5)
@@ -132,7 +132,7 @@ async def test_when_the_leadership_ends_everybody_is_told_but_who_waits_for_an_e
     assert len(group.led.proposed) == before
 
 
-@real_time
+@virtual_time
 async def test_a_lease_is_as_long_as_its_member_asks_for_and_as_the_group_says_otherwise() -> None:
     group = Group(10, lease_ms=20_000)
     longer = await group.ask("a", 1, lease_ms=50_000).answered
@@ -146,7 +146,7 @@ async def test_a_lease_is_as_long_as_its_member_asks_for_and_as_the_group_says_o
     assert not group.state.leases
 
 
-@real_time
+@virtual_time
 async def test_a_member_has_no_more_records_than_a_member_may_have_and_others_get_the_rest() -> None:
     group = Group(10, member_in_flight_max=3, spill=True)
     lease = await lease_of(group, "a", 10, priority=1)
@@ -163,7 +163,7 @@ async def test_a_member_has_no_more_records_than_a_member_may_have_and_others_ge
     assert offsets(more) == [(8, 9)]
 
 
-@real_time
+@virtual_time
 async def test_records_in_flight_are_counted_over_all_members_that_ask_at_once() -> None:
     group = Group(50, in_flight_max=5)
     askings = [group.ask(member, 3) for member in "abc"]
@@ -172,7 +172,7 @@ async def test_records_in_flight_are_counted_over_all_members_that_ask_at_once()
     assert [offsets(asking) for asking in askings[:2]] == [[(0, 3)], [(3, 5)]]
 
 
-@real_time
+@virtual_time
 async def test_doomed_records_that_have_no_room_in_an_entry_are_parked_by_the_next() -> None:
     group = Group(20_000, delivery_limit=1)
     lease = await lease_of(group, "a", 20_000)
@@ -205,7 +205,7 @@ async def doomed(group: Group, life: int = 1) -> Sending:
     return Sending(life, SendDead(((run.first, run.end),), Reason.REJECTED, (LINE,)))
 
 
-@real_time
+@virtual_time
 async def test_numbers_of_a_later_life_go_on_where_the_former_one_ended() -> None:
     group = Group(10, dead_letter="dead")
     sending = await doomed(group)
@@ -226,7 +226,7 @@ async def test_numbers_of_a_later_life_go_on_where_the_former_one_ended() -> Non
     assert list(group.state.outbox) == [(EPOCH << 32) + 1], "its partitions take a lower one for done"
 
 
-@real_time
+@virtual_time
 async def test_nothing_is_judged_while_a_life_ends_and_none_ends_before_what_is_on_its_way() -> None:
     group = Group(10)
     lease = await lease_of(group, "a", 5)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from mq_broker.broker.queues.group.requests import Extend, LentRun
 from mq_broker.core.work.settling import Answer, Failed
 from mq_broker.core.work.steps import Lease, Park, Return
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds
 
 # ---------------------------------------------------------------- clocks
 
 
-@real_time
+@virtual_time
 async def test_a_lease_that_runs_out_is_charged_and_one_that_is_extended_does_not() -> None:
     group = Group(10, retry_ms=0)
     lease = (await group.ask("a", 10, working=6).answered).lease
@@ -33,7 +33,7 @@ async def test_a_lease_that_runs_out_is_charged_and_one_that_is_extended_does_no
     assert group.leased() == {}
 
 
-@real_time
+@virtual_time
 async def test_a_lease_does_not_run_out_early() -> None:
     group = Group(10)
     await group.ask("a", 10, lease_ms=2_000).answered
@@ -45,7 +45,7 @@ async def test_a_lease_does_not_run_out_early() -> None:
     assert group.leased() == {}
 
 
-@real_time
+@virtual_time
 async def test_a_leader_that_stood_still_starts_every_clock_anew() -> None:
     group = Group(10)
     await group.ask("a", 10).answered
@@ -59,7 +59,7 @@ async def test_a_leader_that_stood_still_starts_every_clock_anew() -> None:
     assert group.leased() == {}
 
 
-@real_time
+@virtual_time
 async def test_a_delay_ends_by_a_clock_that_was_behind_and_is_set_right_and_not_by_one_that_is_set_back() -> None:
     hour_us = 3_600_000_000
     group = Group(1, retry_ms=5_000)
@@ -85,7 +85,7 @@ async def test_a_delay_ends_by_a_clock_that_was_behind_and_is_set_right_and_not_
     assert offsets(asking) == [(0, 1)]
 
 
-@real_time
+@virtual_time
 async def test_leases_of_a_former_leader_have_ten_seconds_at_least_and_run_out_unclaimed() -> None:
     group = Group(10, lease_ms=1_000)
     group.led.apply("g", 1, Lease(((0, 4), (6, 8)), "a"), epoch=1)
@@ -100,7 +100,7 @@ async def test_leases_of_a_former_leader_have_ten_seconds_at_least_and_run_out_u
     assert group.state.totals.charged == 1, "how many its member worked on is not known here"
 
 
-@real_time
+@virtual_time
 async def test_of_a_member_that_is_not_heard_of_any_more_so_many_are_charged_as_it_worked_on() -> None:
     group = Group(20, retry_ms=0)
     for records in (3, 4):
@@ -117,7 +117,7 @@ async def test_of_a_member_that_is_not_heard_of_any_more_so_many_are_charged_as_
 # ---------------------------------------------------------------- failing
 
 
-@real_time
+@virtual_time
 async def test_a_record_is_doomed_after_exactly_so_many_charged_returns() -> None:
     group = Group(1, delivery_limit=3, retry_ms=0)
     for failures in range(3):
@@ -131,7 +131,7 @@ async def test_a_record_is_doomed_after_exactly_so_many_charged_returns() -> Non
     assert [(a, b, mark.failures) for a, b, mark in group.state.parked()] == [(0, 1, 3)]
 
 
-@real_time
+@virtual_time
 async def test_without_a_limit_a_record_is_lent_for_ever() -> None:
     group = Group(1, delivery_limit=0, retry_ms=0)
     for failures in range(20):
@@ -142,7 +142,7 @@ async def test_without_a_limit_a_record_is_lent_for_ever() -> None:
     assert not list(group.state.parked())
 
 
-@real_time
+@virtual_time
 async def test_a_new_leader_parks_what_its_predecessor_left_doomed() -> None:
     group = Group(5)
     group.led.apply("g", 1, Lease(((0, 2),), "a"), Return(((0, 2),), charged=True), epoch=1)
@@ -151,7 +151,7 @@ async def test_a_new_leader_parks_what_its_predecessor_left_doomed() -> None:
     assert group.led.proposed[-1].steps == (Park(((0, 2),)),)
 
 
-@real_time
+@virtual_time
 async def test_a_limit_that_is_lowered_holds_for_records_that_failed_before() -> None:
     group = Group(1, retry_ms=0)
     for _ in range(2):
@@ -163,7 +163,7 @@ async def test_a_limit_that_is_lowered_holds_for_records_that_failed_before() ->
     assert [(a, b) for a, b, _ in group.state.parked()] == [(0, 1)]
 
 
-@real_time
+@virtual_time
 async def test_on_its_last_delivery_a_record_is_lent_alone() -> None:
     group = Group(5, delivery_limit=2, retry_ms=0)
     lease = (await group.ask("a", 2).answered).lease

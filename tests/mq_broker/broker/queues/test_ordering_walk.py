@@ -19,7 +19,7 @@ from mq_broker.core.work.settling import Ack, Failed, Outcome, Rejected, Release
 from mq_broker.core.work.state import NO_MARK
 from mq_broker.core.work.steps import Accept, Drop, LeaseId, Reason, Reset
 from mq_protocol.queues.settings import DeadLetter, Order
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.partitions import Asked, Group, Settled, rounds
 
 MEMBERS = ("a", "b", "c")
@@ -231,7 +231,7 @@ class Walk:
 
 @pytest.mark.parametrize("order", [Order.KEY, Order.ALL])
 @pytest.mark.parametrize("seed", [*range(12), 57])
-@real_time
+@virtual_time
 async def test_records_of_a_key_are_lent_and_settled_in_order_whatever_members_do(
     seed: int, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from mq_broker.core.work.steps import LeaseId, OutputLine
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import Overloaded, StagedBatchMissing
 from mq_protocol.limits import LEASES_HELD_MAX
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.partitions import BYTES_PER_RECORD, EPOCH, Group, lease_of, rounds
 
 UNKNOWN = LeaseId(EPOCH, 99, 0)
@@ -43,7 +43,7 @@ def acks(lease: LeaseId, *ranges: Ranges) -> list[Settle]:
     return [Settle(lease, "a", each, Ack()) for each in ranges]
 
 
-@real_time
+@virtual_time
 async def test_credit_that_is_taken_back_is_confirmed_behind_what_an_entry_lends_by_it_still() -> None:
     group = Group(10)
     session = await opened(group)
@@ -62,7 +62,7 @@ async def test_credit_that_is_taken_back_is_confirmed_behind_what_an_entry_lends
     assert group.leased() == {"a": ((0, 5),)}
 
 
-@real_time
+@virtual_time
 async def test_a_session_is_lent_by_its_next_credit_while_an_entry_is_on_its_way() -> None:
     group = Group(10)
     session = await opened(group)
@@ -83,7 +83,7 @@ async def test_a_session_is_lent_by_its_next_credit_while_an_entry_is_on_its_way
     assert group.led.in_flight == 0, "its credit is used up"
 
 
-@real_time
+@virtual_time
 async def test_settles_of_a_session_that_breaks_count_no_more_at_the_broker() -> None:
     group, load = Group(10), Load()
     session = await opened(group, load=load)
@@ -102,7 +102,7 @@ async def test_settles_of_a_session_that_breaks_count_no_more_at_the_broker() ->
     assert group.leased() == {"a": ((1, 4),)}, "what waited is not done"
 
 
-@real_time
+@virtual_time
 async def test_a_member_is_told_that_nothing_is_ready_where_its_last_lease_said_that_more_was() -> None:
     """A member gives its credit to the leaders that have more."""
     group = Group(0)
@@ -122,7 +122,7 @@ async def test_a_member_is_told_that_nothing_is_ready_where_its_last_lease_said_
     assert told(session) == [Ready(False)]
 
 
-@real_time
+@virtual_time
 async def test_leases_that_are_to_be_compared_while_an_entry_is_on_its_way_are_compared_behind_it() -> None:
     group = Group(10)
     session = await opened(group)
@@ -138,7 +138,7 @@ async def test_leases_that_are_to_be_compared_while_an_entry_is_on_its_way_are_c
     assert Gone((UNKNOWN,)) in told(session)
 
 
-@real_time
+@virtual_time
 async def test_bytes_that_are_spent_to_the_last_are_a_bound_still() -> None:
     group = Group(10)
     session = await opened(group)
@@ -150,7 +150,7 @@ async def test_bytes_that_are_spent_to_the_last_are_a_bound_still() -> None:
     assert group.leased() == {"a": ((0, 2), (2, 3))}
 
 
-@real_time
+@virtual_time
 async def test_more_settles_than_may_wait_for_their_answers_are_refused_by_number() -> None:
     group = Group(10)
     session, lease = await with_a_lease(group)
@@ -172,7 +172,7 @@ async def test_more_settles_than_may_wait_for_their_answers_are_refused_by_numbe
     ]
 
 
-@real_time
+@virtual_time
 async def test_a_session_that_does_not_read_is_lent_no_more_until_it_does() -> None:
     group = Group(0)
     session = await opened(group)
@@ -190,7 +190,7 @@ async def test_a_session_that_does_not_read_is_lent_no_more_until_it_does() -> N
         await rounds()
 
 
-@real_time
+@virtual_time
 async def test_what_waits_for_an_answer_counts_by_ranges() -> None:
     """One settle may name 8,000, and each takes memory while entries before it are written."""
     session = await opened(Group(RANGES_MAX))
@@ -205,7 +205,7 @@ async def test_what_waits_for_an_answer_counts_by_ranges() -> None:
     assert answer.lost == wide.ranges, "the others are not counted any more"
 
 
-@real_time
+@virtual_time
 async def test_leases_that_wait_to_be_compared_are_bounded() -> None:
     session = await opened(Group(10))
     with pytest.raises(Overloaded):
@@ -243,7 +243,7 @@ def numbered(session: Session) -> list[tuple[int, type[BaseException] | None]]:
     return [(each.number, None if each.answer.error is None else type(each.answer.error)) for each in answers]
 
 
-@real_time
+@virtual_time
 async def test_nothing_waits_for_outputs_that_are_looked_for_but_the_next_ones() -> None:
     group = Group(10)
     session, lease = await with_a_lease(group)
@@ -265,7 +265,7 @@ async def test_nothing_waits_for_outputs_that_are_looked_for_but_the_next_ones()
     assert (numbered(session), group.state.taken) == ([(5, None)], {"a": 2})
 
 
-@real_time
+@virtual_time
 async def test_outputs_that_are_refused_are_so_by_number_and_leave_their_records_with_the_member() -> None:
     group = Group(10)
     session, lease = await with_a_lease(group)
@@ -281,7 +281,7 @@ async def test_outputs_that_are_refused_are_so_by_number_and_leave_their_records
 
 
 @pytest.mark.parametrize("clean", [False, True])
-@real_time
+@virtual_time
 async def test_outputs_that_are_looked_for_as_the_session_ends_are_not_published(clean: bool) -> None:
     group, load = Group(10), Load()
     session = await opened(group, load=load)
@@ -320,7 +320,7 @@ def lent_once(session: Session) -> tuple[list[tuple[int, int]], int]:
     return [(run.first, run.end) for news in before if isinstance(news, Lent) for run in news.runs], holds.records
 
 
-@real_time
+@virtual_time
 async def test_a_credit_for_once_is_void_once_something_was_lent_or_nothing_is_ready() -> None:
     group = Group(4)
     session = await opened(group)
@@ -341,7 +341,7 @@ async def test_a_credit_for_once_is_void_once_something_was_lent_or_nothing_is_r
     assert lent_once(other) == ([], 5)
 
 
-@real_time
+@virtual_time
 async def test_what_a_credit_for_once_has_lent_is_told_before_it_is_said_to_be_void() -> None:
     group = Group(4)
     session = await opened(group)
@@ -355,7 +355,7 @@ async def test_what_a_credit_for_once_has_lent_is_told_before_it_is_said_to_be_v
     assert lent_once(session) == ([(0, 2)], 2)
 
 
-@real_time
+@virtual_time
 async def test_of_a_lasting_member_what_it_does_not_name_goes_back_with_its_first_credit_and_that_is_committed() -> (
     None
 ):
@@ -379,7 +379,7 @@ async def test_of_a_lasting_member_what_it_does_not_name_goes_back_with_its_firs
 
 
 @pytest.mark.parametrize("clean", [False, True])
-@real_time
+@virtual_time
 async def test_what_a_lasting_member_has_outlives_its_session(clean: bool) -> None:
     group = Group(6, resume_ms=100)
     session = await opened_lasting(group)

@@ -17,7 +17,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import StorageFailed
 from mq_protocol.limits import FETCH_CHUNK_BYTES, SETTLES_MAX
 from mq_protocol.wire.envelope import Envelope
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.partitions import Around, Declares, Led, rounds
 
 NOBODYS = pb.LeaseId(leader_epoch=1, entry=1)
@@ -79,7 +79,7 @@ async def passed() -> None:
         await rounds()
 
 
-@real_time
+@virtual_time
 async def test_of_a_client_that_does_not_read_no_more_is_heard_until_it_does() -> None:
     """It says more and more, of which each word has an answer; what it says waits then, in TCP."""
     world = World()
@@ -94,7 +94,7 @@ async def test_of_a_client_that_does_not_read_no_more_is_heard_until_it_does() -
     await stream
 
 
-@real_time
+@virtual_time
 async def test_answers_do_not_all_go_into_one_message_and_each_message_is_counted_until_it_is_sent() -> None:
     """An answer takes the time of some hundred bytes, and others wait meanwhile."""
     world = World()
@@ -112,7 +112,7 @@ async def test_answers_do_not_all_go_into_one_message_and_each_message_is_counte
     await stream
 
 
-@real_time
+@virtual_time
 async def test_the_number_of_a_session_that_was_closed_may_be_given_to_the_next_one() -> None:
     """What the former was still to be told is not told, and the end of it is not the end of the next one."""
     world = World()

@@ -10,7 +10,7 @@ from mq_broker.core.work.settling import Answer, Failed
 from mq_broker.core.work.steps import Accept, Begin, Lease, LeaseId, Return
 from mq_protocol.errors import DiskFull, NotEnoughReplicas, Overloaded, UnknownQueue
 from mq_protocol.queues.settings import Order
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, offsets, rounds
 
 KEY, OTHER_KEY = b"k" * 16, b"o" * 16
@@ -19,7 +19,7 @@ KEY, OTHER_KEY = b"k" * 16, b"o" * 16
 # ---------------------------------------------------------------- entries
 
 
-@real_time
+@virtual_time
 async def test_a_lease_is_answered_only_once_it_is_committed() -> None:
     group = Group()
     group.led.keeps_up = False
@@ -33,7 +33,7 @@ async def test_a_lease_is_answered_only_once_it_is_committed() -> None:
     assert group.leased() == {"a": ((0, 5),)}
 
 
-@real_time
+@virtual_time
 async def test_nothing_is_judged_while_records_are_about_to_be_dropped() -> None:
     """The state will be another one behind the trim: what a request did would not be what it is told."""
     group = Group()
@@ -51,7 +51,7 @@ async def test_nothing_is_judged_while_records_are_about_to_be_dropped() -> None
     assert group.led.state.base == 5
 
 
-@real_time
+@virtual_time
 async def test_settles_stand_before_leases_in_an_entry() -> None:
     group = Group()
     lease = (await group.ask("a", 5).answered).lease
@@ -61,7 +61,7 @@ async def test_settles_stand_before_leases_in_an_entry() -> None:
     assert list(map(type, group.led.proposed[-1].steps)) == [Accept, Lease]
 
 
-@real_time
+@virtual_time
 async def test_lost_records_are_told_only_by_a_leader_that_knows_that_it_leads() -> None:
     group = Group()
     group.led.keeps_up = False
@@ -73,7 +73,7 @@ async def test_lost_records_are_told_only_by_a_leader_that_knows_that_it_leads()
     assert settling.answered.result() == [Answer(lost=((0, 5),))]
 
 
-@real_time
+@virtual_time
 async def test_what_is_refused_for_now_is_told_and_not_tried_again() -> None:
     group = Group()
     lease = (await group.ask("a", 5).answered).lease
@@ -94,7 +94,7 @@ async def test_what_is_refused_for_now_is_told_and_not_tried_again() -> None:
 # ---------------------------------------------------------------- several on their way
 
 
-@real_time
+@virtual_time
 async def test_entries_follow_each_other_and_each_answer_waits_for_its_own() -> None:
     group = Group()
     group.led.keeps_up = False
@@ -112,7 +112,7 @@ async def test_entries_follow_each_other_and_each_answer_waits_for_its_own() -> 
     assert offsets(third) == [(10, 15)]
 
 
-@real_time
+@virtual_time
 async def test_what_comes_while_so_many_are_on_their_way_gathers_for_the_next_one() -> None:
     group = Group()
     group.led.keeps_up = False
@@ -126,7 +126,7 @@ async def test_what_comes_while_so_many_are_on_their_way_gathers_for_the_next_on
     assert [len(work.steps) for work in group.led.proposed] == [1] * IN_FLIGHT_MAX + [3]
 
 
-@real_time
+@virtual_time
 async def test_an_answer_that_needs_no_entry_waits_for_what_it_rests_on() -> None:
     """Addition (b): what is done already by an entry on its way is done once that is committed."""
     group = Group()
@@ -145,7 +145,7 @@ async def test_an_answer_that_needs_no_entry_waits_for_what_it_rests_on() -> Non
     assert lost.answered.result() == [Answer(lost=((0, 1),))]
 
 
-@real_time
+@virtual_time
 async def test_what_is_on_its_way_to_a_member_that_begins_anew_goes_back_before_it_is_lent_anything() -> None:
     """Addition (a): else a later record of its key might be lent into its new session, and the first one go back."""
     group = Group(3, order=Order.ALL)
@@ -166,7 +166,7 @@ async def test_what_is_on_its_way_to_a_member_that_begins_anew_goes_back_before_
     assert group.state.totals.charged == 0
 
 
-@real_time
+@virtual_time
 async def test_a_lease_on_its_way_does_not_run_out() -> None:
     group = Group(5, lease_ms=1_000)
     group.led.keeps_up = False
@@ -185,7 +185,7 @@ async def test_a_lease_on_its_way_does_not_run_out() -> None:
     assert group.led.in_flight == 1, "its whole time has passed since"
 
 
-@real_time
+@virtual_time
 async def test_once_the_disk_refused_an_entry_nothing_that_rests_on_it_is_written_or_told() -> None:
     group = Group(10)
     lease = (await group.ask("a", 2).answered).lease
@@ -210,7 +210,7 @@ async def test_once_the_disk_refused_an_entry_nothing_that_rests_on_it_is_writte
     assert group.led.in_flight == 0
 
 
-@real_time
+@virtual_time
 async def test_an_idle_queue_writes_nothing() -> None:
     group = Group(0)
     for _ in range(3):
@@ -226,7 +226,7 @@ async def test_an_idle_queue_writes_nothing() -> None:
 # ---------------------------------------------------------------- who asks
 
 
-@real_time
+@virtual_time
 async def test_leases_that_a_member_does_not_name_go_back_at_once_and_are_not_charged() -> None:
     group = Group()
     known, unknown = [(await group.ask("a", 5, held=held).answered).lease for held in (frozenset(), frozenset())]
@@ -244,7 +244,7 @@ async def test_leases_that_a_member_does_not_name_go_back_at_once_and_are_not_ch
     assert asking.answered.result().gone == ()
 
 
-@real_time
+@virtual_time
 async def test_of_a_process_whose_place_is_taken_the_first_records_are_charged() -> None:
     group = Group()
     first = (await group.ask("a", 4, key=KEY).answered).lease
@@ -263,7 +263,7 @@ async def test_of_a_process_whose_place_is_taken_the_first_records_are_charged()
 # ---------------------------------------------------------------- what wakes who waits
 
 
-@real_time
+@virtual_time
 async def test_a_delayed_record_wakes_who_waits_when_it_is_due_and_not_before() -> None:
     group = Group(1)
     lease = (await group.ask("a", 1).answered).lease
@@ -280,7 +280,7 @@ async def test_a_delayed_record_wakes_who_waits_when_it_is_due_and_not_before() 
         assert (await waiting.answered).runs == (LentRun(0, 1, 2, 1),)
 
 
-@real_time
+@virtual_time
 async def test_a_paused_group_lends_nothing_and_is_settled_all_the_same() -> None:
     group = Group(5)
     lease = (await group.ask("a", 2).answered).lease
@@ -295,7 +295,7 @@ async def test_a_paused_group_lends_nothing_and_is_settled_all_the_same() -> Non
     assert offsets(waiting) == [(2, 4)]
 
 
-@real_time
+@virtual_time
 async def test_no_more_than_in_flight_max_records_are_leased() -> None:
     group = Group(50, in_flight_max=7)
     lease = (await group.ask("a", 5).answered).lease
@@ -312,7 +312,7 @@ async def test_no_more_than_in_flight_max_records_are_leased() -> None:
 # ---------------------------------------------------------------- delivered at most once
 
 
-@real_time
+@virtual_time
 async def test_records_that_are_accepted_by_being_lent_are_settled_when_they_are_told() -> None:
     group = Group(5)
     lent = await group.ask("a", 3, accept=True).answered
@@ -324,7 +324,7 @@ async def test_records_that_are_accepted_by_being_lent_are_settled_when_they_are
 # ---------------------------------------------------------------- what the leader writes by itself
 
 
-@real_time
+@virtual_time
 async def test_a_member_waits_for_a_queue_that_has_not_begun_and_cannot_settle_there() -> None:
     group = Group(10)
     group.declare(2)
@@ -338,7 +338,7 @@ async def test_a_member_waits_for_a_queue_that_has_not_begun_and_cannot_settle_t
     assert offsets(asking) == [(4, 9)]
 
 
-@real_time
+@virtual_time
 async def test_whoever_waits_for_a_queue_that_is_deleted_is_told() -> None:
     group = Group(0)
     asking = group.ask("a", 5)

@@ -12,7 +12,7 @@ from mq_broker.broker.queues.session import Load, Session
 from mq_broker.core.work.settling import Failed
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.queues.settings import Order
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.partitions import Asked, Group, lease_of, offsets, rounds
 
 
@@ -30,7 +30,7 @@ async def opened(group: Group, records: int) -> Session:
     return session
 
 
-@real_time
+@virtual_time
 async def test_who_has_a_higher_priority_is_lent_records_first() -> None:
     group = Group(5)
     low, high = group.ask("low", 10), group.ask("high", 10, priority=1)
@@ -39,7 +39,7 @@ async def test_who_has_a_higher_priority_is_lent_records_first() -> None:
     assert not low.answered.done()
 
 
-@real_time
+@virtual_time
 async def test_the_same_priority_shares_in_the_order_of_asking() -> None:
     group = Group(10)
     asking = [group.ask(member, 5, priority=3) for member in ("b", "a")]
@@ -47,7 +47,7 @@ async def test_the_same_priority_shares_in_the_order_of_asking() -> None:
     assert list(map(offsets, asking)) == [[(0, 5)], [(5, 10)]]
 
 
-@real_time
+@virtual_time
 async def test_a_lower_one_stands_by_while_a_higher_one_works() -> None:
     group = Group(10)
     high = group.ask("high", 2, priority=1)
@@ -60,7 +60,7 @@ async def test_a_lower_one_stands_by_while_a_higher_one_works() -> None:
     assert low.answered.result().runs == ()
 
 
-@real_time
+@virtual_time
 async def test_with_spill_a_lower_one_is_lent_what_a_full_one_has_no_room_for() -> None:
     group = Group(10, spill=True)
     high, low = group.ask("high", 2, priority=1), group.ask("low", 5)
@@ -68,7 +68,7 @@ async def test_with_spill_a_lower_one_is_lent_what_a_full_one_has_no_room_for() 
     assert (offsets(high), offsets(low)) == ([(0, 2)], [(2, 7)])
 
 
-@real_time
+@virtual_time
 async def test_with_spill_a_lower_one_waits_while_a_higher_one_has_room() -> None:
     group = Group(3, spill=True)
     high, low = group.ask("high", 5, priority=1), group.ask("low", 5)
@@ -84,7 +84,7 @@ async def test_with_spill_a_lower_one_waits_while_a_higher_one_has_room() -> Non
     assert offsets(low) == [(3, 5)]
 
 
-@real_time
+@virtual_time
 async def test_with_spill_one_that_was_told_of_records_is_waited_for() -> None:
     group = Group(0, spill=True)
     watching, low = watch(group, "high", 1), group.ask("low", 5)
@@ -98,7 +98,7 @@ async def test_with_spill_one_that_was_told_of_records_is_waited_for() -> None:
     assert offsets(high) == [(0, 4)]
 
 
-@real_time
+@virtual_time
 async def test_with_spill_nobody_waits_for_one_that_has_its_last_try_of_a_record() -> None:
     group = Group(3, spill=True, delivery_limit=2, retry_ms=0)
     lease = await lease_of(group, "high", 1, priority=1)
@@ -111,7 +111,7 @@ async def test_with_spill_nobody_waits_for_one_that_has_its_last_try_of_a_record
     assert (high.answered.done(), offsets(low)) == (False, [(1, 3)])
 
 
-@real_time
+@virtual_time
 async def test_nobody_waits_for_a_higher_one_with_a_filter() -> None:
     group = Group(4)
     group.ask("high", 5, priority=1, filter="n > 5")  # nothing is read, so it is lent nothing
@@ -120,7 +120,7 @@ async def test_nobody_waits_for_a_higher_one_with_a_filter() -> None:
     assert offsets(low) == [(0, 4)]
 
 
-@real_time
+@virtual_time
 async def test_with_spill_who_only_says_that_it_is_there_keeps_nobody_waiting() -> None:
     group = Group(4, spill=True)
     group.ask("high", 0, priority=1)
@@ -129,7 +129,7 @@ async def test_with_spill_who_only_says_that_it_is_there_keeps_nobody_waiting() 
     assert offsets(low) == [(0, 4)]
 
 
-@real_time
+@virtual_time
 async def test_one_that_has_a_session_is_there_though_it_asks_for_nothing() -> None:
     group = Group(10, lease_ms=20_000)
     high = await opened(group, 2)
@@ -143,7 +143,7 @@ async def test_one_that_has_a_session_is_there_though_it_asks_for_nothing() -> N
     assert offsets(low) == [(0, 2), (2, 10)], "what it had, too"
 
 
-@real_time
+@virtual_time
 async def test_one_whose_session_broke_is_waited_for_a_moment_and_the_leader_looks_again_by_itself() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(waiting, "BROKEN_OFF_MS", 30)
@@ -160,7 +160,7 @@ async def test_one_whose_session_broke_is_waited_for_a_moment_and_the_leader_loo
     assert offsets(low) == [(2, 10)]
 
 
-@real_time
+@virtual_time
 async def test_a_single_active_consumer_of_a_lower_priority_is_relieved() -> None:
     group = Group(10, order=Order.ALL)
     lease = (await group.ask("low", 2).answered).lease

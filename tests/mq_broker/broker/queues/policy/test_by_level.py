@@ -16,7 +16,7 @@ from mq_broker.core.work.state import NO_MARK, RUNS_MAX, WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Reason, Return, Step
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.queues.settings import Priority
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds
 
 
@@ -160,7 +160,7 @@ def step_of(step: Step, ranges: tuple[tuple[int, int], ...]) -> Return:
 # ---------------------------------------------------------------- in a group
 
 
-@real_time
+@virtual_time
 async def test_the_first_batch_with_a_priority_counts_at_once() -> None:
     group = Group(5)
     lease = (await group.ask("a", 1).answered).lease
@@ -184,7 +184,7 @@ async def test_the_first_batch_with_a_priority_counts_at_once() -> None:
     assert group.state.base == 6
 
 
-@real_time
+@virtual_time
 async def test_a_group_that_ignores_priorities_lends_by_offset() -> None:
     group = Group(3, priority=Priority.IGNORE)
     group.led.append(2, 9)

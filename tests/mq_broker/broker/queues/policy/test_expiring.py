@@ -15,7 +15,7 @@ from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import Drop, Park, Reason
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.queues.settings import DeadLetter, Expired, Order
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds
 
 TTL_MS = 10_000
@@ -44,7 +44,7 @@ def offsets_of(asking: Any) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("order", Order)
-@real_time
+@virtual_time
 async def test_a_batch_that_is_committed_long_after_its_time_is_not_lent_if_it_is_too_old_by_then(order: Order) -> None:
     group = group_of(TTL_MS, order=order)
     group.key_of = lambda _: 0
@@ -58,7 +58,7 @@ async def test_a_batch_that_is_committed_long_after_its_time_is_not_lent_if_it_i
     assert (offsets_of(asking), dropped(group)) == ([(8, 10)], 8)
 
 
-@real_time
+@virtual_time
 async def test_a_ttl_that_changes_holds_at_once_for_what_is_there() -> None:
     group = group_of(8_000, 2_000)
     group.declare(ttl_ms=9_000)
@@ -82,7 +82,7 @@ async def test_a_ttl_that_changes_holds_at_once_for_what_is_there() -> None:
         (DeadLetter.PARK, Expired.DEAD, Park),
     ],
 )
-@real_time
+@virtual_time
 async def test_what_becomes_of_them_the_group_says(dead_letter: Any, expired: Expired, step: type) -> None:
     group = group_of(20_000, 0, dead_letter=dead_letter, expired=expired)
     group.led_group.wake()
@@ -93,7 +93,7 @@ async def test_what_becomes_of_them_the_group_says(dead_letter: Any, expired: Ex
     assert offsets_of(await lent(group, "a", 100)) == [(5, 10)]
 
 
-@real_time
+@virtual_time
 async def test_those_that_become_letters_are_handed_out_once_and_again_when_they_are_given_back() -> None:
     group = group_of(20_000, 0, dead_letter="t.dead", expired=Expired.DEAD)
     group.led_group.wake()
@@ -109,7 +109,7 @@ async def test_those_that_become_letters_are_handed_out_once_and_again_when_they
     assert [run[:2] for run in group.led_group.take_doomed(9, Reason.EXPIRED)] == [(1, 3)]
 
 
-@real_time
+@virtual_time
 async def test_in_an_order_nothing_is_lent_while_letters_of_what_is_too_old_are_made() -> None:
     group = group_of(20_000, 0, dead_letter="t.dead", expired=Expired.DEAD, order=Order.ALL)
     group.led_group.wake()
@@ -127,7 +127,7 @@ async def test_in_an_order_nothing_is_lent_while_letters_of_what_is_too_old_are_
     assert (len(taken), offsets_of(asking)) == (1, [(5, 10)])
 
 
-@real_time
+@virtual_time
 async def test_one_entry_drops_so_many_ranges_and_the_next_one_the_others() -> None:
     most = dropping.DROPPED_AT_ONCE
     group = group_of(5_000, records=7 * most)

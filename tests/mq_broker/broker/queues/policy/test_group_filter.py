@@ -16,7 +16,7 @@ from mq_broker.core.work.settling import Release
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Park, Reason, Reset, Return
 from mq_protocol.queues.settings import Order
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.partitions import Group as Unfiltered
 from tests.mq_broker.broker.queues.partitions import rounds
 
@@ -43,7 +43,7 @@ def even(offset: int) -> bool:
     return offset % 2 == 0
 
 
-@real_time
+@virtual_time
 async def test_what_does_not_match_is_dropped_and_never_lent() -> None:
     group = Group(even, 10)
     asking = group.ask("a", 100)
@@ -56,7 +56,7 @@ async def test_what_does_not_match_is_dropped_and_never_lent() -> None:
     assert [(run.first, run.end) for run in later.answered.result().runs] == [(10, 11)]
 
 
-@real_time
+@virtual_time
 async def test_a_new_filter_holds_for_what_came_back() -> None:
     group = Group(lambda _: True, 10)
     first = group.ask("a", 4)
@@ -76,7 +76,7 @@ async def test_a_new_filter_holds_for_what_came_back() -> None:
     assert group.filtered == 5
 
 
-@real_time
+@virtual_time
 async def test_a_new_leader_lends_nothing_that_it_has_not_compared() -> None:
     group = Group(lambda _: True, 10)
     first = group.ask("a", 4)
@@ -94,7 +94,7 @@ async def test_a_new_leader_lends_nothing_that_it_has_not_compared() -> None:
     assert [run.first for run in asking.answered.result().runs] == [0, 2, 4, 6, 8]
 
 
-@real_time
+@virtual_time
 async def test_what_is_filtered_holds_up_nothing_behind_it_in_order() -> None:
     for order in (Order.ALL, Order.KEY):
         group = Group(even, 10, order=order)

@@ -20,7 +20,7 @@ from mq_broker.core.work.state import NO_MARK
 from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Return
 from mq_protocol.errors import QueueFull
 from mq_protocol.queues.settings import Dropped, Order, Overflow, QueueSettings
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, Led, offsets, rounds
 
 
@@ -111,7 +111,7 @@ def test_only_what_gets_its_offsets_now_is_refused() -> None:
 # ---------------------------------------------------------------- the oldest are dropped
 
 
-@real_time
+@virtual_time
 async def test_the_oldest_records_are_dropped_whoever_asks() -> None:
     group = Group(records=8, length_max=10, overflow=Overflow.DROP_HEAD)
     assert group.led_group.waits, "records that become readable are news to it"
@@ -132,7 +132,7 @@ async def test_the_oldest_records_are_dropped_whoever_asks() -> None:
     assert offsets(asking) == [(5, 15)]
 
 
-@real_time
+@virtual_time
 async def test_what_is_lent_in_the_same_entry_need_not_be_dropped() -> None:
     group = Group(records=30, length_max=10, overflow=Overflow.DROP_HEAD)
     asking = group.ask("m", 15)
@@ -173,7 +173,7 @@ def test_a_batch_is_taken_while_there_is_room_for_a_byte_and_what_is_on_its_way_
     assert isinstance(judge(propose(uuid=90, room=Room(1 << 62, "", 0, "g", 1, 99)), machine, overlay, 1), Admit)
 
 
-@real_time
+@virtual_time
 async def test_the_oldest_records_go_until_the_rest_has_few_enough_bytes() -> None:
     group = Group(records=10, bytes_max=75, overflow=Overflow.DROP_HEAD)
     group.led_group.wake()
@@ -239,7 +239,7 @@ def test_the_bytes_that_are_kept_are_those_of_each_record_that_nobody_has(
 DEAD: dict[str, Any] = {"overflow": Overflow.DROP_HEAD, "dropped": Dropped.DEAD, "dead_letter": "t.dead"}
 
 
-@real_time
+@virtual_time
 async def test_the_oldest_that_are_too_many_become_letters_and_are_lent_to_nobody() -> None:
     group = Group(records=30, length_max=10, **DEAD)
     asking = group.ask("m", 15)
@@ -257,7 +257,7 @@ async def test_the_oldest_that_are_too_many_become_letters_and_are_lent_to_nobod
     assert group.led.proposed[-1].steps == (Lease(((20, 30),), "n"),), "nothing is dropped"
 
 
-@real_time
+@virtual_time
 async def test_in_an_order_nothing_is_lent_before_what_is_too_much_is_gone() -> None:
     group = Group(records=12, length_max=10, order=Order.ALL, **DEAD)
     group.led_group.wake()

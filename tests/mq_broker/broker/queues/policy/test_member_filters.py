@@ -19,7 +19,7 @@ from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Reason, Reject, Reset, Return
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.queues.settings import Priority
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.partitions import Group as Unfiltered
 from tests.mq_broker.broker.queues.partitions import offsets, rounds
 
@@ -48,7 +48,7 @@ class Group(Unfiltered):
         read(policy, self.led.next_offset)
 
 
-@real_time
+@virtual_time
 async def test_a_member_is_lent_what_matches_and_others_the_rest() -> None:
     group = Group(10)
     one = group.ask("a", 100, filter="even")
@@ -59,7 +59,7 @@ async def test_a_member_is_lent_what_matches_and_others_the_rest() -> None:
     assert offsets(other) == [(o, o + 1) for o in range(1, 10, 2)]
 
 
-@real_time
+@virtual_time
 async def test_members_whose_filters_overlap_all_get_on() -> None:
     group = Group(2_000)
     lent = dict.fromkeys(("even", "third", "all", ""), 0)
@@ -105,7 +105,7 @@ def test_a_filter_that_is_in_use_makes_no_room() -> None:
     assert [filters.of(text) for text in texts] == views
 
 
-@real_time
+@virtual_time
 async def test_who_does_not_wait_is_told_nothing_before_all_was_looked_at() -> None:
     for records, at_once in ((70_000, member_filters.RECORDS_AT_ONCE), (10_000, 50)):
         with pytest.MonkeyPatch.context() as patch:

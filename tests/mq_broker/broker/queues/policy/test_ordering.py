@@ -11,7 +11,7 @@ from mq_broker.core.work.settling import Ack, AckWithOutputs, Answer, Failed, Ou
 from mq_broker.core.work.steps import Drop, LeaseId, OutputLine, Reason
 from mq_protocol.errors import OutOfOrder
 from mq_protocol.queues.settings import DeadLetter, Order
-from tests.coroutines import real_time
+from tests.coroutines import virtual_time
 from tests.mq_broker.broker.queues.partitions import Asked, Group, offsets, rounds
 
 
@@ -48,7 +48,7 @@ async def told(group: Group, outcome: Outcome, member: str, lease: LeaseId, *ran
 # ---------------------------------------------------------------- one active consumer
 
 
-@real_time
+@virtual_time
 async def test_all_in_order_is_lent_to_one_member_at_a_time() -> None:
     group = all_in_order()
     await lent(group, "a", 3)
@@ -58,7 +58,7 @@ async def test_all_in_order_is_lent_to_one_member_at_a_time() -> None:
     assert group.leased() == {"a": ((0, 3), (3, 6))}
 
 
-@real_time
+@virtual_time
 async def test_another_member_takes_over_once_the_active_one_holds_nothing_and_does_not_ask() -> None:
     group = all_in_order()
     lease = await lent(group, "a", 3)
@@ -77,7 +77,7 @@ async def test_another_member_takes_over_once_the_active_one_holds_nothing_and_d
 # ---------------------------------------------------------------- who is lent what
 
 
-@real_time
+@virtual_time
 async def test_a_record_is_lent_only_to_who_has_the_earlier_ones_of_its_key() -> None:
     group = by_key("abcabcd")
     await lent(group, "x", 2)
@@ -87,7 +87,7 @@ async def test_a_record_is_lent_only_to_who_has_the_earlier_ones_of_its_key() ->
     assert offsets(asking) == [(3, 5)]
 
 
-@real_time
+@virtual_time
 async def test_once_all_of_a_key_that_a_member_had_are_settled_another_is_lent_the_next() -> None:
     group = by_key("aaab")
     lease = await lent(group, "x", 2)
@@ -102,7 +102,7 @@ async def test_once_all_of_a_key_that_a_member_had_are_settled_another_is_lent_t
     assert offsets(further) == [(2, 3)]
 
 
-@real_time
+@virtual_time
 async def test_a_member_has_so_many_records_that_one_entry_can_take_them_back() -> None:
     group = by_key("ab" * HELD_MAX)
     for _ in range(10):
@@ -113,7 +113,7 @@ async def test_a_member_has_so_many_records_that_one_entry_can_take_them_back() 
     assert sum(end - first for _, ranges in answer.pulled for first, end in ranges) == HELD_MAX - 2
 
 
-@real_time
+@virtual_time
 async def test_as_many_keys_are_read_as_may_be_and_what_is_stuck_is_named() -> None:
     group = Group(0, order=Order.KEY)
     group.led.append(1)
@@ -135,7 +135,7 @@ async def test_as_many_keys_are_read_as_may_be_and_what_is_stuck_is_named() -> N
 # ---------------------------------------------------------------- what comes back
 
 
-@real_time
+@virtual_time
 async def test_what_runs_out_takes_later_records_of_its_key_with_it_and_only_the_first_is_charged() -> None:
     group = by_key("abab", lease_ms=1_000)
     lease = await lent(group, "x", 4)
@@ -151,7 +151,7 @@ async def test_what_runs_out_takes_later_records_of_its_key_with_it_and_only_the
     assert [group.state.counts(offset) for offset in (1, 3)] == [(1, 1), (1, 0)]
 
 
-@real_time
+@virtual_time
 async def test_a_reject_that_is_asked_again_once_the_record_is_a_dead_letter_is_done_and_nothing_else_is() -> None:
     """What went with it the first time is not told any more. So the member asks which of its records are left."""
     group = by_key("aab")
@@ -164,7 +164,7 @@ async def test_a_reject_that_is_asked_again_once_the_record_is_a_dead_letter_is_
     assert await told(group, Release(), "x", lease, (0, 1), (2, 3)) == Answer(lost=((0, 1),))
 
 
-@real_time
+@virtual_time
 async def test_a_delayed_or_parked_record_holds_its_key_and_one_that_is_gone_does_not() -> None:
     group = by_key("aab", dead_letter=DeadLetter.PARK)
     await told(group, Rejected("never"), "x", await lent(group, "x", 1), (0, 1))
@@ -181,7 +181,7 @@ async def test_a_delayed_or_parked_record_holds_its_key_and_one_that_is_gone_doe
 # ---------------------------------------------------------------- acknowledgements
 
 
-@real_time
+@virtual_time
 async def test_an_ack_waits_for_a_bounded_time_and_then_is_to_be_asked_again() -> None:
     group = by_key("aab")
     lease = await lent(group, "x", 3)
@@ -196,7 +196,7 @@ async def test_an_ack_waits_for_a_bounded_time_and_then_is_to_be_asked_again() -
     assert group.leased() == {"x": ((0, 2),)}, "what did not overtake is settled"
 
 
-@real_time
+@virtual_time
 async def test_an_ack_with_outputs_waits_whole() -> None:
     group = by_key("aa")
     lease = await lent(group, "x", 2)
