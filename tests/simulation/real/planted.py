@@ -51,11 +51,12 @@ SHELL = (
         "self.feed(CasAnswer(state.token, outcome, version)) if version % 3 else None",
     ),
     Fault(
-        "an unanswered write of the state node is told as refused",
+        "an unanswered write of the state node is told as done",
         "broker.host.partition:Partition._write_node",
         "self.feed(CasAnswer(state.token, outcome, version))",
-        "self.feed(CasAnswer(state.token, "
-        "type(outcome).REFUSED if outcome is type(outcome).UNKNOWN else outcome, version))",
+        "lost = outcome is type(outcome).UNKNOWN\n"
+        "    outcome, version = (type(outcome).DONE, effect.expected_version + 1) if lost else (outcome, version)\n"
+        "    self.feed(CasAnswer(state.token, outcome, version))",
         ("lost answers", "pause", "long", "busy"),
     ),
     Fault(

@@ -33,7 +33,7 @@ QUEUES = (
         "asking, lease, runs = lending.asking, lending.lease, lending.choice.runs",
         "asking = self._asking._asking.get(lending.asking.member, lending.asking)\n"
         "    lease, runs = lending.lease, lending.choice.runs",
-        ("queue", "lead"),
+        ("queue", "lead", "tight"),
     ),
     Fault(
         "an answer that needs no entry does not wait for those that it rests on",
@@ -96,7 +96,7 @@ QUEUES = (
         "broker.queues.group.holdings:Holdings.slept",
         "self._clocks.restart(_begun(now_ms))",
         "pass",
-        ("queue", "pause"),
+        ("queue", "pause", "away"),
     ),
     Fault(
         "an extension is told and not made",

@@ -27,6 +27,7 @@ from mq_broker.broker import server
 from mq_broker.broker.data import scheduled
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.queues import idle
+from mq_broker.broker.queues.group import led_group
 from mq_broker.broker.queues.group.led_group import LedGroup
 from mq_broker.broker.queues.idle import Idle
 from mq_broker.broker.queues.letters.outbox import Outbox
@@ -423,6 +424,8 @@ def in_place_of(table: Table, *, tight: bool = False, narrow: bool = False, swee
     if tight:
         undo += [(work_state, name, getattr(work_state, name)) for name in ("SPAN_MAX", "RUNS_MAX")]
         vars(work_state).update(SPAN_MAX=40, RUNS_MAX=8)
+        undo.append((led_group, "IN_FLIGHT_MAX", led_group.IN_FLIGHT_MAX))
+        vars(led_group).update(IN_FLIGHT_MAX=1)
         undo += [
             (batch_expiries, name, getattr(batch_expiries, name)) for name in ("_BLOCK", "BATCHES_MAX", "READ_AT_ONCE")
         ]
