@@ -47,7 +47,7 @@ class AckWithOutputs:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """They go back and are not charged. `delay_us`: they are not lent before."""
+    """They go back and are not charged. `delay_us`: for so long after this is judged they are not lent."""
 
     delay_us: int = 0
 
@@ -97,9 +97,10 @@ class Answer:
     """What became of a request, once the entry is committed: all of it is done but `lost`.
 
     `lost`: those records are not the member's any more. That rests on something not being here, so it is said only once
-    the leader knows that it still leads. `error`: nothing of the request is done. `pulled`: records of the member that
-    went back with these, since they come after one of them in the group's order, by lease. `waits`: of an ack, what is
-    not done, since an earlier record of its key is not settled: to be asked again once that is.
+    the leader knows that it still leads. `error`: nothing of the request is done, unless it is `OutcomeUnknown`: then
+    it may be, and is to be said again. `pulled`: records of the member that went back with these, since they come after
+    one of them in the group's order, by lease. `waits`: of an ack, what is not done, since an earlier record of its key
+    is not settled: to be asked again once that is.
     """
 
     lost: Ranges = ()

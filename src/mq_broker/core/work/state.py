@@ -11,7 +11,7 @@ Pure and total: a step that does not fit the state changes nothing, for those re
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -228,14 +228,6 @@ class WorkState:
         """Deliveries and failures of an unsettled record."""
         mark = self.marks.at(offset) or NO_MARK
         return mark.deliveries + (self.holder(offset) is not None), mark.failures
-
-    def held_by(self, leases: Collection[LeaseId]) -> dict[LeaseId, list[Range]]:
-        """The unsettled records of each of these leases. One pass over all runs, so ask for many at once."""
-        wanted = {lease: [] for lease in leases if lease in self.leases}  # type: dict[LeaseId, list[Range]]
-        for first, end, lease in self.lent if wanted else ():
-            if lease in wanted:
-                wanted[lease] += self.settled.missing(first, end)
-        return wanted
 
     def unleased(self, first: int, end: int) -> Iterator[tuple[int, int, Mark | None]]:
         """The records of `[first, end)` that are neither settled nor leased, by ranges of equal marks; None for fresh

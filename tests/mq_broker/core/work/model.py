@@ -29,6 +29,14 @@ def offsets_of(ranges: Ranges | tuple[Range, ...]) -> list[int]:
     return [offset for first, end in ranges for offset in range(first, end)]
 
 
+def held_by(state: WorkState) -> dict[LeaseId, list[Range]]:
+    """The unsettled records of each lease."""
+    held: dict[LeaseId, list[Range]] = {lease: [] for lease in state.leases}
+    for first, end, lease in state.lent:
+        held[lease] += state.settled.missing(first, end)
+    return held
+
+
 @dataclass
 class Record:
     """`lease` None: nobody has it. `mark` None: it never came back and was never parked. `ended`: how each of its
@@ -159,7 +167,7 @@ class Model:
         assert state.base == min(unsettled, default=end)
         assert list(state.settled.missing(0, end)) == _runs(unsettled)
         held = {offset: record.lease for offset, record in self.records.items() if record.lease is not None}
-        told = state.held_by(list(state.leases))
+        told = held_by(state)
         assert {offset: lease for lease, ranges in told.items() for offset in offsets_of(tuple(ranges))} == held
         assert sum(len(offsets_of(tuple(ranges))) for ranges in told.values()) == len(held), "leases are disjoint"
         assert {lease: (each.member, each.records) for lease, each in state.leases.items()} == {

@@ -24,7 +24,7 @@ from mq_broker.core.work.steps import (
     Sent,
     Step,
 )
-from tests.mq_broker.core.work.model import Model, Record
+from tests.mq_broker.core.work.model import Model, Record, held_by
 
 GROUP = "g"
 
@@ -48,7 +48,7 @@ def random_step(rng: random.Random, state: WorkState, end: int) -> Step:
     n = state.last_n + rng.choice([0, 1, 1, 1])
     if state.leases and rng.random() < 0.3:  # what is leased, whole: a send must fit
         lease = rng.choice(list(state.leases))
-        member, ranges = state.leases[lease].member, tuple(state.held_by([lease])[lease])
+        member, ranges = state.leases[lease].member, tuple(held_by(state)[lease])
     match rng.randrange(14):
         case 0 | 1 | 2 | 3:
             return Lease(ranges, member)

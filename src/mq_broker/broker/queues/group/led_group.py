@@ -1,10 +1,12 @@
 """One queue group in one partition, while this broker leads it: requests become entries, several at a time.
 
-What is proposed is committed in order, or the leadership is over. So requests are judged, and records chosen, on the
-leader's own view of the state, which is ahead of what is committed: it has the steps of every entry that was proposed.
+What is proposed is committed in order, or a `LedGroup` is over: its leadership is, or the disk refused an entry. So
+requests are judged, and records chosen, on the leader's own view of the state, which is ahead of what is committed: it
+has the steps of every entry that was proposed.
 Nobody is told anything before its entry is committed, and all before it. An answer that needs no entry rests on those
 that are on their way, and waits for the last of them. What rests on something not being here is told once this leader
-knows that it led when it was judged. Once an entry is refused, all of this memory is over: see `Working`.
+knows that it led when it was judged. `Working` makes a `LedGroup` once somebody asks, or as this broker begins to lead
+a partition whose group has something left to do, and another one in its place once an entry was refused.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ SCANNED_AT_ONCE: Final = 2_000
 """Runs of a state that a new leader looks through in one turn."""
 
 IN_FLIGHT_MAX: Final = 4
-"""Entries of a group on their way. While there are as many, what comes gathers for the next one."""
+"""Entries of a group on their way, those included that have no steps. While there are as many, what comes gathers for
+the next one."""
 
 DOOMED_AT_ONCE: Final = 500
 CLOCK_LOOKED_AT_S: Final = 60.0
@@ -271,7 +274,7 @@ class LedGroup:
         self._sendings.clear()
 
     def _delay_us(self) -> int:
-        """The time by which delays are over: what was believed as this leadership began, and what has passed since. A
+        """The time by which delays are over: what was believed as this object was made, and what has passed since. A
         clock that is set back changes nothing; one that was behind then and is set right does."""
         self._began_us = max(self._began_us, self._now_us() - self._now_ms() * 1_000)
         return self._began_us + self._now_ms() * 1_000
@@ -289,7 +292,7 @@ class LedGroup:
         if self.closed or self._stopped:
             return
         alone = bool(self._flights) and self._flights[-1].alone  # another life may begin with it
-        self._blocked = alone or sum(draft.ahead for draft in self._flights) >= IN_FLIGHT_MAX
+        self._blocked = alone or sum(draft.result is None for draft in self._flights) >= IN_FLIGHT_MAX
         if self._blocked:
             return
         if self.partition.replica.trimming:
@@ -414,7 +417,7 @@ class LedGroup:
             self.wake()
         if self.has_clocks:
             self._keep_time()
-        if self._committed is not None and self._committed.outbox:
+        if self._committed.outbox:
             self._on_outbox(self, self._committed)
         if not self.bounding.keep_up(state, queue.settings):
             self.wake()
@@ -438,7 +441,7 @@ class LedGroup:
         unjudged = any(not asking.reconciled for asking in self._asking.values())
         queue = self._queue()
         wants = (queue is not None and self._dooms(queue)) or self._policy.masks.unfinished
-        by_itself = (wants or self._holdings.due(self._now_ms())) and self._loop.time() >= self._by_itself_from
+        by_itself = (wants or self._holdings.due(self._now_ms())) and self._by_itself
         more = self._unsettled.unjudged or self._own or self._sendings or not self._scanned or unjudged or by_itself
         if more or draft.steps:  # what was settled may let others be settled, or lent
             self.wake()
@@ -462,7 +465,7 @@ class LedGroup:
             draft.ranges += len(settle.ranges)
 
     def _take_by_leader(self, draft: Draft, queue: Queue, now_ms: int) -> None:
-        if self._loop.time() >= self._by_itself_from:
+        if self._by_itself:
             self._take_expired(draft, now_ms)
         self._reconcile(draft, queue, now_ms)
 
@@ -547,12 +550,12 @@ class LedGroup:
         """Whether this leader is to write now what becomes of doomed records. Those that go to a topic are not its own
         to settle."""
         sent = not isinstance(queue.settings.dead_letter, DeadLetter)
-        return self._scanned and self._ready.dooms and not sent and self._loop.time() >= self._by_itself_from
+        return self._scanned and self._ready.dooms and not sent and self._by_itself
 
     def _add_own(self, draft: Draft, state: WorkState, queue: Queue) -> None:
         """Behind what was lent, what the leader wants by itself, as far as it fits."""
         dead_letter = queue.settings.dead_letter
-        if self._loop.time() >= self._by_itself_from:
+        if self._by_itself:
             dropping = self._policy.masks.with_drops(tuple(draft.steps), self._ready.limit)
             self._add(draft, dropping[len(draft.steps) :])
         if draft.lends and self._dooms(queue) and isinstance(dead_letter, DeadLetter):
@@ -594,9 +597,14 @@ class LedGroup:
         if self._dooms(queue) or self._policy.masks.unfinished:
             self._try_later()
 
+    @property
+    def _by_itself(self) -> bool:
+        """Whether this leader writes now what it wants by itself."""
+        return self._loop.time() >= self._by_itself_from
+
     def _try_later(self) -> None:
         """What this leader wants to write by itself waits for a while."""
-        if self._loop.time() >= self._by_itself_from:
+        if self._by_itself:
             self._by_itself_from = self._loop.time() + AGAIN_S
             self._loop.call_later(AGAIN_S, self.wake)
 
@@ -638,12 +646,7 @@ class LedGroup:
         tell_sendings(draft, error)
         if draft.own is not None:
             draft.own.done(error)
-        for asking, gone in draft.gone:
-            if error is None:
-                asking.answer(Lent(gone=gone))
-            else:
-                asking.refuse(error)
-        for asking, lent in draft.told:
+        for asking, lent in (*((asking, Lent(gone=gone)) for asking, gone in draft.gone), *draft.told):
             if error is None:
                 asking.answer(lent)
             else:
