@@ -264,7 +264,7 @@ class MicroBatches:
 
     def went_with_logs(self, partition: int, publish: Publish) -> bool:
         """Why a decided batch may never be published (rule 15): some of it, or that it was published once, or what had
-        been decided of this micro-batch or a later one, was in logs that were lost."""
+        been decided of this micro-batch or a later one, or that its key was aborted, was in logs that were lost."""
         oracle = self._cluster.oracle
         *former, present = oracle.truths[partition].lives
         for uuid in publish.uuids:
@@ -275,6 +275,8 @@ class MicroBatches:
             if gone or any(life.uuid_at.get(uuid) in life.placed for life in former):
                 return True
         *former, present = oracle.truths[self._workload.coordinator].lives
+        if any(publish.key in life.aborted for life in former):
+            return True  # it is fenced where its batches were, and its coordinator has decided since
         return any(
             key == publish.key and batch_id >= publish.batch_id and present.decided.get((key, batch_id)) != decide
             for life in former

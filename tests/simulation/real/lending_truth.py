@@ -40,7 +40,6 @@ HIGH_IN_A_ROW: Final = 6
 LENGTH_MAX: Final = 12
 BYTES_MAX: Final = 8_000
 FOR_EVER_MS: Final = 10**12
-PRESENT_S: Final = 10.0
 BROKEN_OFF_S: Final = 3.0
 HEARD_S: Final = 1.0
 """A leader may have made an entry by settings that changed so shortly before."""
@@ -339,20 +338,18 @@ class LendingTruth:
         self._asked.setdefault(member, set()).add(text)
         self._priorities[member] = max(priority, self._priorities.get(member, 0))
         present = self._present.get(member)
-        if present is not None:  # the request may be broken off
-            now = self._truth.cluster.loop.time()
-            wait_s = BROKEN_OFF_S if present.priority == priority and not text else 0.0
-            present.until = min(present.until, now + wait_s)
+        if present is not None and (present.priority != priority or text):
+            present.until = min(present.until, self._truth.cluster.loop.time())
 
     def received(self, member: str, text: str, offset: int) -> None:
         """It was lent the record by an answer to a request with that filter."""
         self._check_kept([offset], [text], f"came to {member}, which had asked with a filter that does not keep it")
 
-    def answered(self, member: str, priority: int, text: str, lease: LeaseId, asked_at: float) -> None:
-        """It was lent something, so that leader has heard of it."""
+    def answered(self, member: str, priority: int, text: str, lease: LeaseId) -> None:
+        """It was lent something, so that leader has heard of it. Its session ends with the answer."""
         if priority and not text:
             now = self._truth.cluster.loop.time()
-            self._present[member] = _Presence(priority, lease.leader_epoch, now, asked_at + PRESENT_S)
+            self._present[member] = _Presence(priority, lease.leader_epoch, now, now + BROKEN_OFF_S)
 
     def _check_turn(self, member: str, at: LeaseId, facts: Facts) -> None:
         """No lower member is lent anything while a higher one is there."""

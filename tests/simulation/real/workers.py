@@ -236,7 +236,7 @@ class Worker(Client):
         lease, truth = _name(answer.lease), self._ledger.truth
         if not truth.is_old(asked_at):
             truth.not_named(self.name, named, lease)
-        truth.lending.answered(self.name, terms.priority, terms.filter, lease, asked_at)
+        truth.lending.answered(self.name, terms.priority, terms.filter, lease)
         at = 0
         numbers = zip(answer.ranges[::2], answer.ranges[1::2], answer.deliveries, answer.failures, strict=True)
         for gap, length, deliveries, failures in numbers:
