@@ -13,7 +13,7 @@ SESSIONS = (
         "    if now is not self and lent.lease is not None:\n"
         "        now._lent += sum(run.end - run.first for run in lent.runs)\n"
         "        now.told.append(lent)\n"
-        "        now._news(now)\n"
+        "        now._news(now, weight(lent))\n"
         "    if self.over or (coming is None and standing is not self._standing):",
         ("queue", "pushed"),
     ),
@@ -42,7 +42,7 @@ SESSIONS = (
         "what a member does not claim when it comes back stays its own",
         "broker.queues.group.led_group:LedGroup._reconcile",
         "if asking.returns else ([], True)",
-        "if asking.returns and not asking.of_session else ([], True)",
+        "if asking.returns and asking.once else ([], True)",
         ("queue", "pushed"),
     ),
     Fault(
