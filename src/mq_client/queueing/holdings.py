@@ -104,6 +104,7 @@ class Holdings:
 
     `held`: records that are neither done nor lost; `settling`: those of them that have an outcome. `held_bytes`: what
     they take, as far as is known. `unread`: leases whose rows are still to be read, each with the place from which on.
+    `extend_at`: when the first of the leases that were granted lately is to be extended, by the monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -115,6 +116,7 @@ class Holdings:
         self.held = 0
         self.held_bytes = 0.0
         self.settling = 0
+        self.extend_at = math.inf
 
     @property
     def hungry(self) -> bool:
@@ -133,6 +135,7 @@ class Holdings:
             if not place.leases:
                 place.extend_at, place.check_at = lease.extend_at, lease.extend_at + lease.lease_s
             place.extend_at = min(place.extend_at, lease.extend_at)
+            self.extend_at = min(self.extend_at, lease.extend_at)
             place.leases[lease.id] = lease
         if lease.order != pb.ORDER_NONE and self.ordered is None:
             self.shelf = self.ordered = OrderedShelf(self.shelf)

@@ -110,7 +110,10 @@ class Keeper:
         self._heard: deque[Callable[[float], list[Tally]]] = deque()
         self._refresher = Refresher(connection, self._wake)
         self._look_at = 0.0
+        self._look_around_at = 0.0
         self._wake_at = 0.0
+        self._stale = True
+        self._spoken_to: dict[int, PlaceSession] = {}
         self._streams: Callable[[], WorkStreams]
         self._turns: LoopTurns | None = None
         first = zlib.crc32(terms.member.encode()) & 0xFFFF  # members begin with different partitions
@@ -246,8 +249,9 @@ class Keeper:
 
     def note_taken(self) -> None:
         """Something was handed out: if it was the last, or needs no outcome, more may be asked for. Under `lock`."""
-        enough = self.terms.accept and self.holdings.held * 2 <= self.terms.credit.records
-        if enough or self.holdings.hungry:
+        holdings, most = self.holdings, self.terms.credit.records
+        enough = self.terms.accept and holdings.held * 2 <= most
+        if enough or (holdings.hungry and holdings.held < most):
             self.wake()
 
     def close_soon(self, deadline: Deadline) -> int:
@@ -401,7 +405,9 @@ class Keeper:
             self._turns.notify()
 
     def _wake(self) -> None:
+        """Something was heard of the topic."""
         with self.lock:
+            self._stale = True
             self.wake()
 
     def _hear_later(self, hear: Callable[[float], list[Tally]]) -> None:
@@ -414,24 +420,45 @@ class Keeper:
         self._refresher.ask(self.terms.topic, address)
 
     def _plan(self, now: float) -> None:
-        self._wake_at = now + _IDLE_S
+        """What is to be asked and said. A turn is often one of a single record: all partitions are looked at only when
+        something else than records may have changed."""
+        if self._is_stale(now):
+            self._look_around(now)
+        self._wake_at = self._look_around_at
+        self._converse(now)
+
+    def _is_stale(self, now: float) -> bool:
+        """Whether leaders, sessions, or what time does to leases is to be looked at anew."""
+        holdings, found = self.holdings, self._spoken_to
+        self._look_around_at = min(self._look_around_at, holdings.extend_at)
+        return (
+            self._stale
+            or self.closing
+            or self._sessions.ended
+            or now >= self._look_around_at
+            or any(number not in found and not place.quiet for number, place in holdings.places.items())
+        )
+
+    def _look_around(self, now: float) -> None:
+        """Who leads, whose leases are to be extended, and whose answers are late. A session is opened with each leader
+        that is to be spoken to."""
         view = self._look(now)
+        self._stale = view is None
+        self._look_around_at, self.holdings.extend_at = now + _IDLE_S, math.inf
+        self._spoken_to = {}
         if view is None:
             return
-        spoken_to: dict[int, Place] = {}
-        addresses: dict[int, str] = {}  # looked up once: they change while other threads learn of them
         for number, place in self.holdings.places.items():
             address = self.connection.leader_address(view, number) if number < view.partitions else None
             if address is None:
                 self._look_at = min(self._look_at, now + _NO_LEADER_S)
                 continue
-            addresses[number] = address
             self._note_epoch(place, view.epochs[number])
             self._gather_extensions(place, now)
             if self._speaks(place):
-                spoken_to[number] = place
-        self._converse(spoken_to, addresses, now)
-        self._wake_at = min(self._wake_at, self._look_at)
+                self._speak_to(place, address, now)
+        self._sessions.ended = False
+        self._look_around_at = min(self._look_around_at, self._look_at)
 
     def _look(self, now: float) -> TopicView | None:
         """The topic as it is known."""
@@ -465,32 +492,35 @@ class Keeper:
         for nothing else."""
         return self._sessions.has(place) or not place.quiet or (self.error is None and not self.closing)
 
-    def _converse(self, places: dict[int, Place], addresses: dict[int, str], now: float) -> None:
-        """Say to the leaders of these what they are to hear."""
-        sessions, holdings = self._sessions, self.holdings
-        found: dict[int, PlaceSession] = {}
-        for number, place in places.items():
-            if place.ask_after > now and not sessions.has(place):
-                self._wake_at = min(self._wake_at, place.ask_after)
-                continue
-            found[number] = sessions.open(place, addresses[number], self.terms, self.topic_id, now)
-            self._look_for_answers(found[number], now)
-            if self.closing:
-                sessions.give_back(place, now)
-                sessions.take_back(found[number])
-        lines = {number: self._lines(session, now) for number, session in found.items()}
-        if not self.closing and self.error is None:
-            held = Credit(holdings.held, int(holdings.held_bytes))
-            sessions.hand_out(found, self.terms.credit, held, hungry=holdings.hungry)
-        for number, session in found.items():
-            sessions.say(session, lines[number], self.terms, now)
+    def _speak_to(self, place: Place, address: str, now: float) -> None:
+        """By a session, which is opened if there is none and it is time."""
+        sessions = self._sessions
+        if place.ask_after > now and not sessions.has(place):
+            self._look_around_at = min(self._look_around_at, place.ask_after)
+            return
+        session = sessions.open(place, address, self.terms, self.topic_id, now)
+        self._spoken_to[place.partition] = session
+        self._look_for_answers(session, now)
+        if self.closing:
+            sessions.give_back(place, now)
+            sessions.take_back(session)
 
     def _look_for_answers(self, session: PlaceSession, now: float) -> None:
         since = max(session.oldest, session.call.doubted_at) + _STALL_S
         if now >= since:
             session.call.doubted_at = now
             self._doubt(session.call.address)
-        self._wake_at = min(self._wake_at, since if now < since else now + _STALL_S)
+        self._look_around_at = min(self._look_around_at, since if now < since else now + _STALL_S)
+
+    def _converse(self, now: float) -> None:
+        """Say to leaders what they are to hear."""
+        sessions, holdings, found = self._sessions, self.holdings, self._spoken_to
+        lines = {number: self._lines(each, now) for number, each in found.items() if not each.place.quiet}
+        if not self.closing and self.error is None:
+            held = Credit(holdings.held, int(holdings.held_bytes))
+            sessions.hand_out(found, self.terms.credit, held, hungry=holdings.hungry)
+        for number, session in found.items():
+            sessions.say(session, lines.get(number, ()), self.terms, now)
 
     def _lines(self, session: PlaceSession, now: float) -> list[Line]:
         """Outcomes and extensions that are due. While others of the partition are on their way outcomes gather, unless
@@ -499,7 +529,9 @@ class Keeper:
         box, lines = place.settles, self._extensions(place, now)
         waits = session.account.sent and not self._hurries(box)
         if not waits and self._are_due(place, now):
-            lines += box.take_lines(outputs=not session.publishes)
+            settles = box.take_lines(outputs=not session.publishes)
+            session.account.sent += sum(len(line.indexes) for line in settles)  # may be lent others with them
+            lines += settles
         return lines
 
     def _extensions(self, place: Place, now: float) -> list[Line]:
@@ -541,4 +573,4 @@ class Keeper:
                         place.extensions.add(lease, indexes, EXTEND, None, now)
                     lease.extended(now)
             place.extend_at = min(lease.extend_at for lease in place.leases.values())
-        self._wake_at = min(self._wake_at, place.extend_at, place.check_at)
+        self._look_around_at = min(self._look_around_at, place.extend_at, place.check_at)

@@ -261,7 +261,7 @@ class Queue:
             found = take()
             if found is not None:
                 return found
-            keeper.wake()  # nothing waits any more: more may be asked for
+            keeper.note_taken()  # nothing waits any more
             wait = threading.TIMEOUT_MAX if ends is None else ends - time.monotonic()
             if not wait > 0:  # NaN has passed as well
                 return None

@@ -243,14 +243,12 @@ class PlaceSession:
         self.active = True
         self._spoken = 0
 
-    def speak(self, request: pb.SessionRequest, lines: list[Line], now: float) -> None:
+    def speak(self, request: pb.SessionRequest, lines: Sequence[Line], now: float) -> None:
         """These go with the request."""
-        call = Call(self.call.address, now, lines=lines)
+        call = Call(self.call.address, now, lines=list(lines))
         for line in lines:
             self._spoken += 1
             self.waiting[self._spoken] = call, line
-            if not extends(line):
-                self.account.sent += len(line.indexes)
         request.settles.extend(to_wire(lines))
 
     def hear(self, number: int) -> tuple[Call, Line] | None:
@@ -272,7 +270,7 @@ class PlaceSession:
 
 
 class Sessions:
-    """Owns them, by partition."""
+    """Owns them, by partition. `lent`: records have come, and `ended`: one has, since somebody looked."""
 
     def __init__(
         self,
@@ -292,6 +290,7 @@ class Sessions:
         self._sessions: dict[int, PlaceSession] = {}
         self._shares = Shares(first)
         self.lent = False
+        self.ended = False
         self.error: TritonMQError | None = None
 
     def has(self, place: Place) -> bool:
@@ -349,14 +348,14 @@ class Sessions:
 
         return listen
 
-    def say(self, session: PlaceSession, lines: list[Line], terms: Terms, now: float) -> None:
+    def say(self, session: PlaceSession, lines: Sequence[Line], terms: Terms, now: float) -> None:
         """These outcomes and extensions, and all else that its leader is to hear."""
-        if not (lines or session.account.changed or session.place.unsure or session.terms != terms):
+        if not (lines or session.account.changed or session.place.unsure or session.terms is not terms):
             return
         request = pb.SessionRequest(session=session.number)
         if lines:
             session.speak(request, lines, now)
-        if session.terms != terms:
+        if session.terms is not terms:
             session.terms = terms
             request.terms.CopyFrom(_terms(terms))
         if session.place.unsure:
@@ -396,6 +395,7 @@ class Sessions:
 
     def _give_up(self, session: PlaceSession) -> None:
         """It is over. What had no answer is said again."""
+        self.ended = True
         del self._sessions[session.place.partition]
         session.stream.forget(session.number)
         session.place.put_back([line for _, line in session.waiting.values()], again=True)

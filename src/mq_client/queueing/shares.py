@@ -88,7 +88,8 @@ class Shares:
         """Give to some of these, and take from others. `held`: what the member holds, and what others may lend it.
         `bytes_each`: what a record took so far."""
         every = list(accounts)
-        if not every:
+        rests = held.records >= whole.records and not any(account.out or account.sent for account in every)
+        if not every or rests:  # it has all that it may, and no outcome is on its way
             return
         first = self._next % (max(account.partition for account in every) + 1)
         every.sort(key=lambda account: (account.partition < first, account.partition))

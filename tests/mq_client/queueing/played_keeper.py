@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mq_client.cluster.connection import TopicView
 from mq_client.errors import TritonMQError
 from mq_client.queueing.holdings import Credit, Place, Terms
 from mq_client.queueing.keeper import GATHER_S, Keeper
@@ -47,9 +48,16 @@ class Saying:
 
 
 class Leaders(Scripted):
+    """`looks`: how often somebody looked who leads."""
+
     def __init__(self, *leaders: int) -> None:
         super().__init__(Clock())
+        self.looks = 0
         self.lead(*leaders)
+
+    def leader_address(self, topic: TopicView, partition: int) -> str | None:
+        self.looks += 1
+        return super().leader_address(topic, partition)
 
     def lead(self, *leaders: int, epoch: int = 1, topic_id: str = "x") -> None:
         """The partitions have these leaders now, and everybody has heard of it."""

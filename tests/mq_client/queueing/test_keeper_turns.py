@@ -260,12 +260,24 @@ def test_a_member_of_one_record_may_be_lent_the_next_while_the_outcome_of_the_la
         lease, index = played.take()
         assert played.said() == [], "its leader may lend no other one meanwhile"
         played.keeper.settle_one(lease, index, ACK)
-        saying = played.one()
+        [request] = played.said()
+        [saying] = played.sayings_in("b:1", [request])
         assert saying.lines == [(A, [entry, 1])]
-        with played.keeper.lock:
-            played.keeper.wake()  # the application waits for the next one
-        assert [request.credit.records for request in played.said()] == [entry - 3]
+        assert request.credit.records == entry - 3, "so that one entry settles it and lends the next"
         saying.done()
+
+
+def test_a_record_that_is_taken_and_settled_has_nobody_look_who_leads() -> None:
+    played = Played(in_flight_max=1)
+    played.rest()
+    looks = played.leaders.looks
+    for entry in (5, 6):
+        lease = played.lend(1, entry, first=entry, ready=True)
+        played.take()
+        played.keeper.settle_one(lease, 0, ACK)
+        played.one().done()
+        played.rest()
+    assert played.leaders.looks == looks
 
 
 # ---------------------------------------------------------------- what is refused

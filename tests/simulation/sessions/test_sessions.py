@@ -44,6 +44,20 @@ CALM = replace(
     fails=0.0,
 )
 
+FEW_BYTES = replace(
+    CALM,
+    partitions=6,
+    credit=Credit(600, 1 << 20),
+    size=1_000,
+    together=480,
+    batch=50,
+    work_s=(0.0, 0.001),
+    delay_s=(0.002, 0.02),
+    chaos_s=10.0,
+    narrows_s=3.0,
+)
+"""Bytes are what leaders wait for, and now and then a member wants fewer records."""
+
 
 BYTES_LEFT = (
     ("self.lent_bytes + (min(size, self.out_bytes) if records else 0)", "self.bytes"),
@@ -82,27 +96,14 @@ def test_a_leader_that_does_not_say_that_fewer_bytes_hold_is_found(monkeypatch: 
         set_credit(session, credit)
 
     monkeypatch.setattr(Session, "set_credit", fewer_records_alone)
-    report = simulate(12, CALM)
+    report = simulate(1, FEW_BYTES)
     assert report.violation is not None
     assert "m1" in report.violation
 
 
 def test_bytes_that_lie_idle_with_leaders_that_have_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the leader that had records was given some bytes at a time, and members crept on."""
-
-    plan = replace(
-        CALM,
-        partitions=6,
-        credit=Credit(600, 1 << 20),
-        size=1_000,
-        together=480,
-        batch=50,
-        work_s=(0.0, 0.001),
-        delay_s=(0.002, 0.02),
-        chaos_s=10.0,
-        narrows_s=3.0,
-    )
-    assert simulate(1, plan).violation is None
+    assert simulate(21, FEW_BYTES).violation is None
     source = inspect.getsource(shares)
     for old, new in BYTES_LEFT:
         assert source.count(old) == 1, old
@@ -112,7 +113,7 @@ def test_bytes_that_lie_idle_with_leaders_that_have_nothing_are_found(monkeypatc
     exec(source, vars(former))
     monkeypatch.setattr(sessions, "Shares", former.Shares)
     monkeypatch.setattr(sessions, "Account", former.Account)
-    report = simulate(1, plan)
+    report = simulate(21, FEW_BYTES)
     assert report.violation is not None
     assert "crumbs" in report.violation
 
