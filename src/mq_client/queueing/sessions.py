@@ -236,7 +236,7 @@ class PlaceSession:
         self.place = place
         self.stream = stream
         self.call = Call(stream.address, now)
-        self.account = Account(place.partition)
+        self.account = Account(place.partition, changed=True)  # its leader is to say if it has something
         self.waiting: dict[int, tuple[Call, Line]] = {}
         self.number = 0
         self.terms: Terms | None = None

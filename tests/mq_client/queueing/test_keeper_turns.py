@@ -145,7 +145,7 @@ def test_a_queue_that_has_failed_opens_a_session_without_credit_to_say_what_beca
     played.clock.now += GATHER_S
     requests = played.said()
     assert [request.HasField("open") for request in requests] == [True, False]
-    assert not any(request.HasField("credit") for request in requests)
+    assert not any(request.credit.records for request in requests)
     [asked] = played.sayings_in("b:1", requests)
     asked.done()
     played.rest()
@@ -265,6 +265,13 @@ def test_a_member_of_one_record_may_be_lent_the_next_while_the_outcome_of_the_la
         assert saying.lines == [(A, [entry, 1])]
         assert request.credit.records == entry - 3, "so that one entry settles it and lends the next"
         saying.done()
+
+
+def test_each_leader_is_to_say_when_it_has_something_whether_or_not_it_is_given_credit() -> None:
+    played = Played(1, 1, 1, in_flight_max=1)
+    given = [request.credit for request in played.said() if request.HasField("credit")]
+    assert sorted(credit.records for credit in given) == [0, 0, 1]
+    assert all(credit.watch for credit in given)
 
 
 def test_a_record_that_is_taken_and_settled_has_nobody_look_who_leads() -> None:
