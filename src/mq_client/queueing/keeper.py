@@ -247,8 +247,8 @@ class Keeper:
                 self._check_open(lease, index)
             return lease.state(index) >= SETTLING
 
-    def note_taken(self) -> None:
-        """Something was handed out: if it was the last, or needs no outcome, more may be asked for. Under `lock`."""
+    def want_more(self) -> None:
+        """Something was handed out, or nothing is left: have more asked for if it may be. Under `lock`."""
         holdings, most = self.holdings, self.terms.credit.records
         enough = self.terms.accept and holdings.held * 2 <= most
         if enough or (holdings.hungry and holdings.held < most):

@@ -174,7 +174,7 @@ class Queue:
                 keeper.holdings.finish(held, index)
             else:
                 held.begin(index)
-            keeper.note_taken()
+            keeper.want_more()
         leased = LeasedRecord.of(record, keeper, held, index)
         self._in_hand.record = leased
         return leased if self._deserialize is None else self._deserialized(leased)
@@ -208,7 +208,7 @@ class Queue:
                 keeper.holdings.end(lent.lease, lent.indexes, DONE)
             else:
                 lent.lease.begin_all(lent.indexes)
-            keeper.note_taken()
+            keeper.want_more()
         return LeasedBatch(keeper, lent.lease, lent.indexes, lent.rows)
 
     def pop(self, n: int = 1) -> list[ConsumerRecord]:
@@ -261,7 +261,7 @@ class Queue:
             found = take()
             if found is not None:
                 return found
-            keeper.note_taken()  # nothing waits any more
+            keeper.want_more()  # nothing waits any more
             wait = threading.TIMEOUT_MAX if ends is None else ends - time.monotonic()
             if not wait > 0:  # NaN has passed as well
                 return None

@@ -236,7 +236,7 @@ class PlaceSession:
         self.place = place
         self.stream = stream
         self.call = Call(stream.address, now)
-        self.account = Account(place.partition, changed=True)  # its leader is to say if it has something
+        self.account = Account(place.partition)
         self.waiting: dict[int, tuple[Call, Line]] = {}
         self.number = 0
         self.terms: Terms | None = None
@@ -270,7 +270,7 @@ class PlaceSession:
 
 
 class Sessions:
-    """Owns them, by partition. `lent`: records have come, and `ended`: one has, since somebody looked."""
+    """Owns them, by partition. `lent`: records came, `ended`: a session did, since somebody looked."""
 
     def __init__(
         self,
@@ -371,6 +371,8 @@ class Sessions:
             session.stream.say(request)
 
     def hand_out(self, sessions: Mapping[int, PlaceSession], whole: Credit, held: Credit, *, hungry: bool) -> None:
+        for session in sessions.values():
+            session.account.watch()
         accounts = [each.account for each in sessions.values()]
         self._shares.hand_out(accounts, whole, held, hungry=hungry, bytes_each=self._answers.bytes_each)
 

@@ -31,7 +31,7 @@ class Account:
     """The credit of one session. All in all, since it began: `records` and `bytes` that it may be lent, `lent` and
     `lent_bytes` that it was. `sent`: records whose outcomes are on their way. `ready`: its leader has more. `recalled`:
     what is to hold once the leader says so, after some was taken back. `stayed`: how often in a row it was given credit
-    for records that it had just settled. `changed`: the leader is to hear of it."""
+    for records that it had just settled. `changed`: the leader is to hear of it. `watched`: it was asked to."""
 
     partition: int
     records: int = 0
@@ -43,6 +43,12 @@ class Account:
     recalled: tuple[int, int] | None = None
     stayed: int = 0
     changed: bool = field(default=False)
+    watched: bool = field(default=False)
+
+    def watch(self) -> None:
+        """Its leader is to say when it has something, also without credit."""
+        if not self.watched:
+            self.watched = self.changed = True
 
     @property
     def out(self) -> int:

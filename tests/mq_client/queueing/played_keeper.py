@@ -289,7 +289,7 @@ class Played:
                 self.keeper.holdings.finish(lease, index)
             else:
                 lease.begin(index)
-            self.keeper.note_taken()
+            self.keeper.want_more()
         return lease, index
 
 
