@@ -275,7 +275,8 @@ class MicroBatches:
             if gone or any(life.uuid_at.get(uuid) in life.placed for life in former):
                 return True
         *former, present = oracle.truths[self._workload.coordinator].lives
-        if any(publish.key in life.aborted for life in former):
+        decided = any((publish.key, publish.batch_id) in life.decided for life in former)
+        if not decided and any(publish.key in life.aborted for life in former):
             return True  # it is fenced where its batches were, and its coordinator has decided since
         return any(
             key == publish.key and batch_id >= publish.batch_id and present.decided.get((key, batch_id)) != decide

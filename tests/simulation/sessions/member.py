@@ -189,7 +189,7 @@ class Member:
                 holdings.end(lent.lease, lent.indexes, 4)
             else:
                 lent.lease.begin_all(lent.indexes)
-            keeper.note_taken()
+            keeper.want_more()
             return lent.lease, lent.indexes
         found = holdings.shelf.take()
         if found is None:
@@ -199,7 +199,7 @@ class Member:
             holdings.finish(lease, index)
         else:
             lease.begin(index)
-        keeper.note_taken()
+        keeper.want_more()
         return lease, np.array([index], dtype=np.int64)
 
     def _settle(self, lease: HeldLease, indexes: Any) -> None:
