@@ -27,6 +27,7 @@ RECORD_OVERHEAD_BYTES = 32
 """What a record takes beside its key, value and headers: offsets, timestamp, validity. Also bounds the records in a
 batch."""
 
+FEW: Final = 100
 _HEADER_TYPE = RECORD_SCHEMA.field("headers").type
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_MIN_US: Final = -62_135_596_800_000_000
@@ -113,13 +114,31 @@ def records_to_batch(
     """The batch of a topic of records, built a column at a time. Records beyond the end of `keys` or `headers` have
     none."""
     count = len(values)
+    times = pa.py_buffer(np.asarray(timestamps_us, dtype=np.int64))
     columns = [
-        _with_nulls(pa.array(keys, pa.binary()), count),
-        pa.array(values, pa.binary()),
+        _with_nulls(_binaries(keys), count),
+        _binaries(values),
         _with_nulls(_header_column(headers), count),
-        pa.array(timestamps_us, pa.int64()).view(pa.timestamp("us", tz="UTC")),
+        pa.Array.from_buffers(RECORD_SCHEMA.field("timestamp").type, count, [None, times]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+
+
+def _binaries(values: Sequence[bytes | None]) -> pa.Array:
+    """As `pa.array` makes them. That imports pandas first, where it is installed, and takes longer for it than all else
+    that a process needs for its first record: few values are laid out here, at the same cost."""
+    if len(values) > FEW:
+        return pa.array(values, pa.binary())
+    ends = np.cumsum([0, *(len(value or b"") for value in values)], dtype=np.int32)
+    data = b"".join([value or b"" for value in values])
+    return pa.Array.from_buffers(pa.binary(), len(values), [_given(values), pa.py_buffer(ends), pa.py_buffer(data)])
+
+
+def _given(values: Sequence[object]) -> pa.Buffer | None:
+    """Arrow's bit for each value, whether it is there; None if all are."""
+    if all(value is not None for value in values):
+        return None
+    return pa.py_buffer(np.packbits([value is not None for value in values], bitorder="little"))
 
 
 def _with_nulls(column: pa.Array, count: int) -> pa.Array:
@@ -134,19 +153,12 @@ def _with_nulls(column: pa.Array, count: int) -> pa.Array:
 def _header_column(headers: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> pa.Array:
     if not any(headers):
         return pa.nulls(len(headers), _HEADER_TYPE)
-    names: list[str] = []
-    values: list[bytes | None] = []
-    starts: list[int | None] = []
-    for pairs in headers:
-        starts.append(None if pairs is None else len(names))
-        for name, value in pairs or ():
-            names.append(name)
-            values.append(value)
-    starts.append(len(names))
-    struct = pa.StructArray.from_arrays(
-        [pa.array(names, pa.string()), pa.array(values, pa.binary())], fields=list(_HEADER_TYPE.value_type)
-    )
-    return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), struct, type=_HEADER_TYPE)
+    flat = [pair for pairs in headers for pair in pairs or ()]
+    names, values = _binaries([name.encode() for name, _ in flat]), _binaries([value for _, value in flat])
+    struct = pa.StructArray.from_arrays([names.view(pa.string()), values], fields=list(_HEADER_TYPE.value_type))
+    ends = np.cumsum([0, *(len(pairs or ()) for pairs in headers)], dtype=np.int32)
+    buffers = [_given(headers), pa.py_buffer(ends)]
+    return pa.Array.from_buffers(_HEADER_TYPE, len(headers), buffers, children=[struct])
 
 
 # ---------------------------------------------------------------- tables

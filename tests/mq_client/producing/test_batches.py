@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta, timezone
 
 import numpy as np
@@ -10,12 +13,14 @@ import pytest
 
 from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, SchemaMismatch
 from mq_client.producing.batches import (
+    FEW,
     RECORD_OVERHEAD_BYTES,
     conform,
     largest_record_bytes,
     one_record,
     record_key_column,
     record_size,
+    records_to_batch,
     split_by_partition,
     split_by_size,
     to_bytes,
@@ -48,6 +53,35 @@ def test_headers_may_be_a_mapping_or_pairs_and_repeat() -> None:
     for wrong in (["a"], [("a",)], [1], {"a": 1}, {"\ud805": b""}):
         with pytest.raises(InvalidRequest):
             to_header_pairs(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [1, FEW, FEW + 1])
+@pytest.mark.parametrize("headers", [[("a", b"1"), ("é", None)], None])
+def test_few_records_and_many_are_the_columns_that_arrow_makes_of_them(
+    count: int, headers: list[tuple[str, bytes | None]] | None
+) -> None:
+    keys, values = [None, b"", b"k"] * count, [b"v", None, b"\xff" * 100] * count
+    every = [headers, [("b", b"")], None] * count
+    batch = records_to_batch(keys[:count], values[:count], every[:count], list(range(count)))
+    batch.validate(full=True)
+    rows = zip(keys[:count], values[:count], every[:count], range(count), strict=True)
+    assert batch.equals(pa.RecordBatch.from_pylist([_row(*row) for row in rows], RECORD_SCHEMA))
+
+
+def _row(key: object, value: object, pairs: list[tuple[str, bytes | None]] | None, time_us: int) -> dict[str, object]:
+    headers = None if pairs is None else [{"key": name, "value": content} for name, content in pairs]
+    return {"key": key, "value": value, "headers": headers, "timestamp": time_us}
+
+
+def test_a_process_that_publishes_a_few_records_does_not_import_pandas() -> None:
+    """It took longer than all else that a first record needs."""
+    code = (
+        "import sys; from mq_client.producing.batches import records_to_batch\n"
+        "records_to_batch([b'k'], [b'v'], [[('a', b'1')]], [0]); print('pandas' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert importlib.util.find_spec("pandas") is not None
+    assert found.stdout == "False\n"
 
 
 def test_values_are_bytes_or_text() -> None:
