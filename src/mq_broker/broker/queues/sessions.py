@@ -247,6 +247,7 @@ class _Stream:
                 lent.batches.extend(described for described, _ in rows)
                 parts += [payload for _, payload in rows]
                 said.lease.CopyFrom(lent)
+                said.ClearField("ready")  # what was to be told before it; the lease says what holds since
                 said.lent_bytes = news.bytes
                 return lent.ByteSize() + sum(len(payload) for _, payload in rows)
             case Ready(more):

@@ -51,7 +51,7 @@ class World:
 
     def says(self, *sessions: pb.SessionRequest) -> asyncio.Task[None]:
         """Each in a message of its own; then the client says nothing until it `goes`."""
-        return asyncio.create_task(self.sessions.work(self._requests(sessions), self._send))
+        return asyncio.create_task(self.sessions.work(self._requests(sessions), self.send))
 
     async def _requests(self, sessions: Iterable[pb.SessionRequest]) -> AsyncIterator[pb.WorkRequest]:
         for said in sessions:
@@ -59,7 +59,7 @@ class World:
             yield pb.WorkRequest(sessions=[said])
         await self.goes.wait()
 
-    async def _send(self, message: Envelope[pb.WorkHeader]) -> None:
+    async def send(self, message: Envelope[pb.WorkHeader]) -> None:
         await self.reads.wait()
         self.sent.append(message)
         self.counted.append(self.held.bytes)
@@ -127,5 +127,37 @@ async def test_the_number_of_a_session_that_was_closed_may_be_given_to_the_next_
     assert sum(said.HasField("credit") for said in world.told) == 0
     assert world.led.state.leased == 2
     assert not any(said.HasField("error") for said in world.told)
+    world.goes.set()
+    await stream
+
+
+@virtual_time
+async def test_a_lease_that_says_there_is_more_is_not_contradicted_by_what_held_before_it() -> None:
+    """A client that reads slowly is told both in one message: that nothing is ready, and then a lease. It took the
+    partition for empty, and asked it for nothing more."""
+    world = World()
+
+    async def requests() -> AsyncIterator[pb.WorkRequest]:
+        """Nothing is read but by the next message; so what the second member is told shares one."""
+        yield pb.WorkRequest(sessions=[opened("a", 10)])
+        await passed()
+        second = opened("b", 1)
+        second.session, second.credit.watch = 2, True
+        yield pb.WorkRequest(sessions=[second])
+        await passed()
+        [(epoch, entry, step)] = world.led.state.leases
+        back = pb.SettleOne(ranges=[0, 10], outcome=pb.OUTCOME_RELEASE)
+        back.lease.CopyFrom(pb.LeaseId(leader_epoch=epoch, entry=entry, step=step))
+        yield pb.WorkRequest(sessions=[pb.SessionRequest(session=1, settles=[back])])
+        await passed()
+        world.reads.set()
+        await world.goes.wait()
+
+    stream = asyncio.create_task(world.sessions.work(requests(), world.send))
+    for _ in range(5):
+        await passed()
+    [told] = [said for said in world.told if said.session == 2]
+    assert told.lease.ready
+    assert not told.HasField("ready")
     world.goes.set()
     await stream
