@@ -60,7 +60,7 @@ def rows(partition: Any, *ranges: tuple[int, int], bytes_max: int = FAR) -> list
             assert values == [stored.base_offset + place for place in kept.tolist()]
             assert len(stored.kept) == (stored.record_count + 7) // 8
         else:
-            assert len(values) == stored.record_count
+            assert values == list(range(stored.base_offset, stored.base_offset + stored.record_count))
         assert stored.timestamp_us == 7
         found.append(values)
     return found
@@ -88,6 +88,14 @@ def test_rows_of_every_kind_of_column_are_those_that_were_lent(places: Sequence[
     sent.validate(full=True)
     assert sent.to_pylist() == [KINDS.slice(place, 1).to_pylist()[0] for place in places]
     assert len(payload) < len(partition.payloads[0]) / 2
+
+
+def test_rows_that_follow_one_another_are_a_batch_of_their_own_and_say_nothing_of_all_others() -> None:
+    partition = Partition(3, 100_000)
+    [(stored, payload)] = lent_rows(partition, [(50_000, 50_002)], FAR)  # type: ignore[arg-type]
+    assert (stored.base_offset, stored.record_count, stored.HasField("kept")) == (50_000, 2, False)
+    assert stored.ByteSize() + len(payload) < 500
+    assert rows(partition, (50_000, 50_002), (50_003, 50_004)) == [[50_000, 50_001, 50_003]]
 
 
 def test_nothing_goes_that_takes_more_than_is_wanted_or_than_a_turn_may_cost() -> None:
