@@ -20,8 +20,8 @@ Offsets = NDArray[np.int64]
 
 def to_gaps(offsets: Offsets) -> list[int]:
     """Gap and length of each run of these offsets, in turn. `offsets` ascend, each once."""
-    if not len(offsets):
-        return []
+    if len(offsets) < 2:  # most often one, and numpy takes long for it
+        return [] if not len(offsets) else [int(offsets[0]), 1]
     breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
     firsts = offsets[np.concatenate(([0], breaks))]
     ends = offsets[np.concatenate((breaks - 1, [len(offsets) - 1]))] + 1
@@ -34,7 +34,7 @@ def to_gaps(offsets: Offsets) -> list[int]:
 
 def runs_count(offsets: Offsets) -> int:
     """How many ranges these are, at most one for each offset."""
-    return int(np.count_nonzero(np.diff(offsets) != 1)) + 1 if len(offsets) else 0
+    return int(np.count_nonzero(np.diff(offsets) != 1)) + 1 if len(offsets) > 1 else len(offsets)
 
 
 def from_gaps(gaps: Sequence[int], records_max: int) -> list[tuple[int, int]]:
@@ -62,6 +62,8 @@ def spelled_out(ranges: Sequence[tuple[int, int]]) -> Offsets:
     """Each offset of the ranges."""
     if not ranges:
         return np.empty(0, dtype=np.int64)
+    if len(ranges) == 1:
+        return np.arange(*ranges[0], dtype=np.int64)
     return np.concatenate([np.arange(first, end, dtype=np.int64) for first, end in ranges])
 
 

@@ -142,7 +142,8 @@ class Answers:
         again = line.again and line.word.outcome != pb.OUTCOME_ACK
         if line.word.outputs is not None and len(lost):
             return self._nothing_of_it(place, line, now)
-        self._holdings.end(line.lease, lost, LOST)
+        if len(lost):
+            self._holdings.end(line.lease, lost, LOST)
         self._holdings.end(line.lease, line.indexes, DONE, doubt=again)
         gone = set(lost.tolist())
         return [tally for piece in line.pieces for tally in piece.answered(gone)]
@@ -221,6 +222,8 @@ class Answers:
 
 
 def _lost(line: Line, gaps: Any) -> Any:
+    if not gaps:
+        return np.empty(0, dtype=np.int64)
     try:
         offsets = spelled_out(from_gaps(gaps, 2 * RECORDS_MAX))
     except InternalError:

@@ -332,7 +332,8 @@ def _ranges_at_most(piece: Piece) -> int:
 
 
 def _line(pieces: list[Piece]) -> Line:
-    indexes = np.unique(np.concatenate([np.asarray(piece.indexes, dtype=np.int64) for piece in pieces]))
+    parts = [np.asarray(piece.indexes, dtype=np.int64) for piece in pieces]
+    indexes = parts[0] if len(parts) == len(parts[0]) == 1 else np.unique(np.concatenate(parts))
     return Line(pieces[0].lease, pieces[0].word, pieces, indexes)
 
 
