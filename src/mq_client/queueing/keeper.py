@@ -518,7 +518,7 @@ class Keeper:
         lines = {number: self._lines(each, now) for number, each in found.items() if not each.place.quiet}
         if not self.closing and self.error is None:
             held = Credit(holdings.held, int(holdings.held_bytes))
-            sessions.hand_out(found, self.terms.credit, held, hungry=holdings.hungry)
+            sessions.hand_out(found, self.terms.credit, held, now=now, hungry=holdings.hungry)
         for number, session in found.items():
             sessions.say(session, lines.get(number, ()), self.terms, now)
 

@@ -292,6 +292,7 @@ class Sessions:
         self._heard = heard
         self._sessions: dict[int, PlaceSession] = {}
         self._shares = Shares(first)
+        self._joined = False
         self.lent = False
         self.ended = False
         self.error: TritonMQError | None = None
@@ -321,6 +322,7 @@ class Sessions:
             self._give_up(session)
             session = None
         if session is None:
+            self._join(topic_id, terms.group)
             stream = self._streams().to(address, self._connection.client)
             session = self._sessions[place.partition] = PlaceSession(place, stream, now)
             session.number = stream.open(self._listener(session, terms))
@@ -340,6 +342,12 @@ class Sessions:
             )
             stream.say(request)
         return session
+
+    def _join(self, topic_id: str, group: str) -> None:
+        """The other members in this process."""
+        if not self._joined:
+            self._joined, self._shares.round = True, self._streams().round(topic_id, group)
+            self._shares.round.members += 1
 
     def _listener(self, session: PlaceSession, terms: Terms) -> Callable[[Told | TritonMQError], None]:
         def listen(told: Told | TritonMQError) -> None:
@@ -373,11 +381,13 @@ class Sessions:
         if len(request.ListFields()) > 1:
             session.stream.say(request)
 
-    def hand_out(self, sessions: Mapping[int, PlaceSession], whole: Credit, held: Credit, *, hungry: bool) -> None:
+    def hand_out(
+        self, sessions: Mapping[int, PlaceSession], whole: Credit, held: Credit, *, now: float, hungry: bool
+    ) -> None:
         for session in sessions.values():
             session.account.watch()
         accounts = [each.account for each in sessions.values()]
-        self._shares.hand_out(accounts, whole, held, hungry=hungry, bytes_each=self._answers.bytes_each)
+        self._shares.hand_out(accounts, whole, held, now=now, hungry=hungry, bytes_each=self._answers.bytes_each)
 
     def take_back(self, session: PlaceSession) -> None:
         """Nothing more is to be lent."""
@@ -390,6 +400,8 @@ class Sessions:
             session.stream.say(pb.SessionRequest(session=session.number, close=True))
             session.stream.forget(session.number)
         self._sessions.clear()
+        self._shares.round.members -= self._joined
+        self._joined = False
 
     def drain(self) -> list[Line]:
         """All that has no answer, taken out."""
@@ -445,6 +457,7 @@ class Sessions:
             return
         if lease is not None:
             self.lent = True
+            self._shares.round.note_lent()
             account.note_lent(lease.open, said.lent_bytes)
 
     def _broke(self, session: PlaceSession, error: TritonMQError, now: float) -> list[Tally]:

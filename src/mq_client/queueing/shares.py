@@ -3,7 +3,7 @@
 While nothing waits to be worked on, every leader has a share, so that whoever has a record may push it at once. While
 the application is busy, credit goes in large pieces to one leader after the other: each lease is an entry in the
 journal. Of a credit too small to be shared one leader has all; it is taken back when nothing comes there and another
-one has something.
+one has something. Where several have, all members of a process give it to the same one (`Round`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Final
 
 from mq_client.queueing.holdings import Credit
 
-STAYS_MAX: Final = 4
-"""So many times in a row a leader is given the credit that its outcomes set free, before others that have something."""
+LEASES_EACH: Final = 16
+STAYS_S: Final = 2.0
+"""A partition comes first until it has lent so many times to each member of a process, or for so long."""
 
 SHARE_BYTES_MIN: Final = 64 << 10
 """Credit is not shared so far that a leader may lend fewer bytes."""
@@ -30,8 +31,8 @@ with leaders that have nothing. Of larger records a leader lends fewer, and is g
 class Account:
     """The credit of one session. All in all, since it began: `records` and `bytes` that it may be lent, `lent` and
     `lent_bytes` that it was. `sent`: records whose outcomes are on their way. `ready`: its leader has more. `recalled`:
-    what is to hold once the leader says so, after some was taken back. `stayed`: how often in a row it was given credit
-    for records that it had just settled. `changed`: the leader is to hear of it. `watched`: it was asked to."""
+    what is to hold once the leader says so, after some was taken back. `changed`: the leader is to hear of it.
+    `watched`: it was asked to."""
 
     partition: int
     records: int = 0
@@ -41,7 +42,6 @@ class Account:
     sent: int = 0
     ready: bool = False
     recalled: tuple[int, int] | None = None
-    stayed: int = 0
     changed: bool = field(default=False)
     watched: bool = field(default=False)
 
@@ -53,7 +53,8 @@ class Account:
     @property
     def out(self) -> int:
         """What its leader may lend still."""
-        return max(self.records - self.lent, 0) if self.out_bytes else 0
+        records = self.records - self.lent
+        return records if records > 0 and self.bytes > self.lent_bytes else 0
 
     @property
     def out_bytes(self) -> int:
@@ -82,23 +83,52 @@ class Account:
             self.recalled = None
 
 
+class Round:
+    """Owns which partition comes first, for all members of a queue in one process whose credit is too small to be
+    shared. What they settle and are lent at one leader shares messages, and entries of its journal."""
+
+    def __init__(self) -> None:
+        self.members = 0
+        self._first = 0
+        self._lent = 0
+        self._until = 0.0
+
+    def note_lent(self) -> None:
+        self._lent += 1
+
+    def first(self, now: float) -> int:
+        """Its number, modulo that of the partitions; the next one that has something comes in its place."""
+        if self._lent >= LEASES_EACH * self.members or now >= self._until:
+            self._first += 1
+            self._lent, self._until = 0, now + STAYS_S
+        return self._first
+
+
 class Shares:
-    """Owns whose turn it is."""
+    """Owns whose turn it is, where credit is shared. `round`: whose it is where it is not."""
 
     def __init__(self, first: int) -> None:
         self._next = first
+        self.round = Round()
 
     def hand_out(
-        self, accounts: Iterable[Account], whole: Credit, held: Credit, *, hungry: bool, bytes_each: float = 0.0
+        self,
+        accounts: Iterable[Account],
+        whole: Credit,
+        held: Credit,
+        *,
+        now: float,
+        hungry: bool,
+        bytes_each: float = 0.0,
     ) -> None:
         """Give to some of these, and take from others. `held`: what the member holds, and what others may lend it.
-        `bytes_each`: what a record took so far."""
+        `now`: by the monotonic clock. `bytes_each`: what a record took so far."""
         every = list(accounts)
         rests = held.records >= whole.records and not any(account.out or account.sent for account in every)
         if not every or rests:  # it has all that it may, and no outcome is on its way
             return
-        first = self._next % (max(account.partition for account in every) + 1)
-        every.sort(key=lambda account: (account.partition < first, account.partition))
+        count = max(account.partition for account in every) + 1
+        every = _begun_with(self._next % count, every)
         turn = _Turn(every, whole, held, max(BYTES_EACH_MIN, round(BYTES_TIMES * bytes_each)))
         ready = [account for account in every if account.ready]
         if turn.is_over:
@@ -106,11 +136,16 @@ class Shares:
         elif not ready:
             turn.share(hungry=hungry)
         elif hungry or turn.is_much:
-            turn.give(ready, hungry=hungry)
+            turn.give(ready if turn.spread else _begun_with(self.round.first(now) % count, ready), hungry=hungry)
             if hungry and turn.starves(ready):
                 turn.take_back()
         if turn.moved_on is not None:
             self._next = turn.moved_on + 1
+
+
+def _begun_with(first: int, accounts: list[Account]) -> list[Account]:
+    """By partition, that one first."""
+    return sorted(accounts, key=lambda account: (account.partition < first, account.partition))
 
 
 class _Turn:
@@ -125,7 +160,7 @@ class _Turn:
         parts = max(1, min(len(accounts), whole.records, whole.bytes // SHARE_BYTES_MIN))
         self._share = Credit(max(1, whole.records // parts), max(1, whole.bytes // parts))
         self._few_bytes = min(self._share.bytes, SHARE_BYTES_MIN)
-        self._spread = parts == len(accounts)
+        self.spread = parts == len(accounts)
         self.moved_on: int | None = None
 
     @property
@@ -160,23 +195,14 @@ class _Turn:
         most = Credit(max(1, self._whole.records // parts), max(1, self._whole.bytes // parts))
         nothing_comes = not any(account.sent or (account.ready and account.out) for account in self._accounts)
         least = 1 if nothing_comes else (most.records + 1) // 2
-        for account in ready if self._spread else sorted(ready, key=lambda each: not each.sent):
-            if self._has_stayed(account, ready):
-                continue
+        for account in ready:
+            if not self.spread and account.sent and account is not ready[0]:
+                continue  # it may not lend again by the entry that settles: another one's time has come
             if self._give(account, most, least):
-                account.stayed = account.stayed + 1 if account.sent else 0
-                if self._spread or not account.sent:
+                if self.spread:
                     self.moved_on = account.partition
                 if not hungry:
                     return
-
-    def _has_stayed(self, account: Account, ready: list[Account]) -> bool:
-        """Whether it is another leader's turn. Of a credit that is not shared the leader that is just settled with may
-        lend again by the same entry, for some turns."""
-        if self._spread or len(ready) == 1 or not account.sent or account.stayed < STAYS_MAX:
-            return False
-        account.stayed = 0
-        return True
 
     def _give(self, account: Account, most: Credit, least: int = 1) -> bool:
         """Up to so much, with what it has, and no fewer records than `least`. Records whose outcomes are on their way
@@ -205,7 +231,7 @@ class _Turn:
 
     def take_back(self) -> None:
         """From those with whom nothing comes: all but one record each and few bytes, where it was shared."""
-        keep = 1 if self._spread and self._whole.records >= 2 * len(self._accounts) else 0
+        keep = 1 if self.spread and self._whole.records >= 2 * len(self._accounts) else 0
         for account in self._accounts:
             much = account.out > keep or (account.out and account.out_bytes > self._few_bytes)
             if not account.ready and much and account.recalled is None:

@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from mq_client.cluster.client import Client
 from mq_client.cluster.loop import Call, EventLoop
 from mq_client.errors import TritonMQError, Unreachable
+from mq_client.queueing.shares import Round
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import WORK_SESSIONS_AT_ONCE_MAX
 from mq_protocol.wire.envelope import Envelope
@@ -125,6 +127,7 @@ class WorkStreams:
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
         self._streams: dict[tuple[Client, str], WorkStream] = {}
+        self._rounds: WeakValueDictionary[tuple[str, str], Round] = WeakValueDictionary()
 
     def to(self, address: str, client: Client) -> WorkStream:
         """The stream to that broker, made if there is none that works."""
@@ -133,6 +136,10 @@ class WorkStreams:
             found = WorkStream(self._loop, address, client, self._over)
             self._streams[client, address] = found
         return found
+
+    def round(self, topic_id: str, group: str) -> Round:
+        """Which partition comes first for the members of that queue."""
+        return self._rounds.setdefault((topic_id, group), Round())
 
     def _over(self, stream: WorkStream) -> None:
         """It takes no more sessions."""

@@ -15,6 +15,7 @@ from mq_client.errors import TritonMQError
 from mq_client.queueing.holdings import Credit, Place, Terms
 from mq_client.queueing.keeper import GATHER_S, Keeper
 from mq_client.queueing.leases import HeldLease
+from mq_client.queueing.shares import Round
 from mq_client.queueing.shelf import Rows
 from mq_client.queueing.work_streams import Told
 from mq_protocol import mq_pb2 as pb
@@ -170,6 +171,7 @@ class Played:
         self.keeper._refresher = self.refreshes
         self.loop: Any = _Loop(self.clock)
         self.streams: dict[str, Stream] = {}
+        self._round = Round()
         self._numbers: Counter[tuple[str, int]] = Counter()  # of what was said in each session
         self.start()
 
@@ -181,6 +183,10 @@ class Played:
     def to(self, address: str, *_: object) -> Stream:
         """As `WorkStreams` does."""
         return self.streams.setdefault(address, Stream(address))
+
+    def round(self, *_: object) -> Round:
+        """As `WorkStreams` does."""
+        return self._round
 
     @property
     def place(self) -> Place:

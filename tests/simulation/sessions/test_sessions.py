@@ -96,14 +96,14 @@ def test_a_leader_that_does_not_say_that_fewer_bytes_hold_is_found(monkeypatch: 
         set_credit(session, credit)
 
     monkeypatch.setattr(Session, "set_credit", fewer_records_alone)
-    report = simulate(1, FEW_BYTES)
+    report = simulate(5, FEW_BYTES)
     assert report.violation is not None
     assert "m1" in report.violation
 
 
 def test_bytes_that_lie_idle_with_leaders_that_have_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the leader that had records was given some bytes at a time, and members crept on."""
-    assert simulate(21, FEW_BYTES).violation is None
+    assert simulate(85, FEW_BYTES).violation is None
     source = inspect.getsource(shares)
     for old, new in BYTES_LEFT:
         assert source.count(old) == 1, old
@@ -113,7 +113,7 @@ def test_bytes_that_lie_idle_with_leaders_that_have_nothing_are_found(monkeypatc
     exec(source, vars(former))
     monkeypatch.setattr(sessions, "Shares", former.Shares)
     monkeypatch.setattr(sessions, "Account", former.Account)
-    report = simulate(21, FEW_BYTES)
+    report = simulate(85, FEW_BYTES)
     assert report.violation is not None
     assert "crumbs" in report.violation
 
