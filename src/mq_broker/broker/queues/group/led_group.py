@@ -42,7 +42,7 @@ from mq_protocol.queues.settings import DeadLetter
 SCANNED_AT_ONCE: Final = 2_000
 """Runs of a state that a new leader looks through in one turn."""
 
-IN_FLIGHT_MAX: Final = 4
+IN_FLIGHT_MAX: Final = 2
 """Entries of a group on their way, those included that have no steps. While there are as many, what comes gathers for
 the next one."""
 

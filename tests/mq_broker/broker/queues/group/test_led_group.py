@@ -194,8 +194,6 @@ async def test_once_the_disk_refused_an_entry_nothing_that_rests_on_it_is_writte
     await rounds()
     cut, lent = group.ack("a", lease, (1, 2)), group.ask("b", 2)
     await rounds()
-    again = group.ack("a", lease, (1, 2))
-    await rounds()
     group.led.cut(DiskFull("full"), kept=1)
     late = group.ask("c", 1)
     await rounds()
@@ -203,11 +201,26 @@ async def test_once_the_disk_refused_an_entry_nothing_that_rests_on_it_is_writte
     group.led.commit()
     await rounds()
     assert kept.answered.result() == [Answer()]
-    for refused in (cut, again):
-        assert isinstance(refused.answered.result()[0].error, DiskFull)
+    assert isinstance(cut.answered.result()[0].error, DiskFull)
     assert isinstance(lent.answered.exception(), DiskFull)
     assert (list(map(type, group.refused)), late.answered.done()) == ([DiskFull], False)
     assert group.led.in_flight == 0
+
+
+@virtual_time
+async def test_an_answer_that_needs_no_entry_is_refused_with_the_entry_that_it_rests_on() -> None:
+    group = Group(10)
+    lease = (await group.ask("a", 2).answered).lease
+    group.led.keeps_up = False
+    first = group.ack("a", lease, (0, 1))
+    await rounds()
+    again = group.ack("a", lease, (0, 1))
+    await rounds()
+    assert not again.answered.done()
+    group.led.cut(DiskFull("full"), kept=0)
+    await rounds()
+    for refused in (first, again):
+        assert isinstance(refused.answered.result()[0].error, DiskFull)
 
 
 @virtual_time
