@@ -196,6 +196,8 @@ class _Turn:
         nothing_comes = not any(account.sent or (account.ready and account.out) for account in self._accounts)
         least = 1 if nothing_comes else (most.records + 1) // 2
         for account in ready:
+            if not (self._records > 0 or account.sent or account.out):
+                continue
             if not self.spread and account.sent and account is not ready[0]:
                 continue  # it may not lend again by the entry that settles: another one's time has come
             if self._give(account, most, least):

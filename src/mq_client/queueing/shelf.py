@@ -137,7 +137,10 @@ def picked(batch: pa.RecordBatch, rows: Indexes) -> pa.RecordBatch:
 def rows_of(lease: HeldLease, base_offset: int, batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
     """The rows that the lease has of a batch whose first row has `base_offset`: the place of the first of them in the
     lease, and themselves."""
-    first, end = np.searchsorted(lease.offsets, [base_offset, base_offset + batch.num_rows])
+    offsets, end = lease.offsets, base_offset + batch.num_rows
+    if len(offsets) == batch.num_rows and offsets[0] == base_offset and offsets[-1] == end - 1:
+        return 0, batch  # numpy would let other threads run for it, and an event loop waits for them
+    first, end = np.searchsorted(offsets, [base_offset, end])
     wanted = lease.offsets[first:end] - base_offset
     if not len(wanted):
         return int(first), batch.slice(0, 0)
