@@ -32,7 +32,7 @@ class RunMap(Generic[V]):
 
     def copy(self) -> RunMap[V]:
         """Another one with the same runs."""
-        made = RunMap[V]()
+        made: RunMap[V] = RunMap()
         made._firsts, made._ends, made._values = self._firsts.copy(), self._ends.copy(), self._values.copy()
         return made
 
@@ -86,7 +86,7 @@ class RunMap(Generic[V]):
         firsts, ends, values = self._firsts, self._ends, self._values
         low = at = max(bisect_right(ends, pieces[0][0] - 1), 0)  # a run that touches from the left is joined, too
         rest: tuple[int, int, V] | None = None  # what is left of a run that was cut, right of the cut
-        made = RunMap[V]()
+        made: RunMap[V] = RunMap()
         for first, end, value in pieces:
             while True:
                 if rest is None and at < len(firsts) and firsts[at] < first:
