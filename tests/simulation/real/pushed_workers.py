@@ -49,6 +49,7 @@ class Pushed(Worker):
         self._forget()
         self._claimed = {lease: set(offsets) for lease, offsets in self._held.items()}
         self._ledger.truth.lending.asks(self.name, "", 0)
+        self._ledger.truth.opens(self.name)
         await line.write(pb.WorkRequest(sessions=[self._opening()]).SerializeToString())
         reading = self.loop.create_task(self._read(line), name=f"{self.name} hears")
         try:

@@ -79,6 +79,7 @@ class QueueTruth:
         self._lives: Counter[str] = Counter()
         self._extended: dict[tuple[LeaseId, int], tuple[float, int]] = {}
         self._heard: dict[str, list[tuple[float, float]]] = {}  # of each session: when it was opened, and first heard
+        self._opened: set[str] = set()
         self._led_from: dict[int, float] = {}
         self._lent_at: dict[LeaseId, float] = {}
         self._lent: dict[tuple[LeaseId, int], tuple[int, int]] = {}
@@ -368,10 +369,10 @@ class QueueTruth:
         self._ended_at[lease, offset] = self.at
 
     def _check_lost(self, member: str, lease: LeaseId, offset: int, written: Written) -> None:
-        """A member is taken for lost only some time after its session broke. One that its leader had heard of lived at
-        least until it was opened."""
+        """A member is taken for lost only some time after its session broke, which its leader may have known alone. One
+        that its leader had heard of lived at least until it was opened."""
         heard = [opened for opened, heard_at in self._heard.get(member, ()) if heard_at <= written.at]
-        if not self._heard.get(member):
+        if member not in self._opened:
             self._fail(f"offset {offset} of {lease} is charged, as if a session of {member} broke, and it had none")
         elif heard and written.at < max(heard) + RESUME_S:
             self._fail(f"offset {offset} of {lease} is charged, and {member} has just opened a session")
@@ -429,6 +430,10 @@ class QueueTruth:
     def written_at(self, lease: LeaseId) -> float:
         """When its entry was put into the journal."""
         return self._written[lease.entry, lease.leader_epoch].at
+
+    def opens(self, member: str) -> None:
+        """It has asked for a session. Whether its leader hears of it is not known."""
+        self._opened.add(member)
 
     def hears(self, member: str, opened_at: float) -> None:
         """It was told something by the session that it opened then, for the first time."""
