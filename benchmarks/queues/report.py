@@ -112,5 +112,12 @@ def markdown(rows: Mapping[str, Measured], facts: Mapping[str, str]) -> str:
             lines += [f"Without {who}: {why}." for who, why in measured.left_out.items()]
             lines += [f"| {' | '.join(COLUMNS)} |", "|---|---|---:|---:|---|---:|"]
             lines += [f"| {' | '.join(cells)} |" for cells in lines_of(measured)]
-    lines += ["", "## Machine of the latest rows", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())]
+    lines += [
+        "",
+        "## Machine of the latest rows",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in facts.items()),
+    ]
     return "\n".join(lines) + "\n"
