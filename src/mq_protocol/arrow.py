@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from mq_protocol import limits
 from mq_protocol.errors import BatchTooLarge, CorruptBatch, SchemaMismatch
@@ -54,6 +55,19 @@ _DEMANDS_MAX = 1024
 _BEGINNINGS_MAX = 64
 _ASCII_MAX = 0x7F
 _EXTENSION = b"ARROW:extension:name"
+
+
+def column_of(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """These numbers as they lie in memory, without a null; they have the width of `kind`. `pa.array` would import
+    pandas first, where it is installed, which takes a new worker of Spark's longer than its first rows do."""
+    assert values.itemsize * 8 == kind.bit_width, f"{values.dtype} is not laid out as {kind}"
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def numbers_of(column: pa.Array) -> NDArray[Any]:
+    """The numbers of a column where they lie; anything in the place of a null. `to_numpy` would import pandas first."""
+    kind = f"{'i' if pa.types.is_signed_integer(column.type) else 'u'}{column.type.bit_width // 8}"
+    return np.frombuffer(column.buffers()[1] or b"", dtype=kind)[column.offset : column.offset + len(column)]
 
 
 def schema_to_bytes(schema: pa.Schema) -> bytes:

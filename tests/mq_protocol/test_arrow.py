@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -16,9 +17,11 @@ from mq_protocol import arrow, limits
 from mq_protocol.arrow import (
     RECORD_SCHEMA,
     check_untrusted,
+    column_of,
     decode_batch,
     decode_untrusted,
     encode_batch,
+    numbers_of,
     schema_fingerprint,
     schema_from_bytes,
     schema_to_bytes,
@@ -359,3 +362,19 @@ def test_a_null_struct_may_have_anything_below_it() -> None:
     lax = parse_schema("a struct<x: int>")
     payload = bytes(encode_batch(pa.record_batch([pa.array([{"x": 1}, None], lax.field(0).type)], schema=lax)))
     assert check(payload, parse_schema("a struct<x: int NOT NULL>"), count=2)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [(pa.int32(), np.int32), (pa.int64(), np.int64), (pa.uint8(), np.uint8)])
+def test_numbers_become_a_column_and_a_column_numbers(kind: pa.DataType, dtype: type) -> None:
+    numbers = np.arange(20, dtype=dtype)
+    column = column_of(numbers[::2], kind)
+    assert column.equals(pa.array(range(0, 20, 2), kind))
+    assert numbers_of(column.slice(3, 4)).tolist() == [6, 8, 10, 12]
+    assert numbers_of(column).dtype == dtype
+    assert numbers_of(pa.array([], kind)).tolist() == []
+    assert numbers_of(pa.array([1, None, 3], kind))[[0, 2]].tolist() == [1, 3]
+
+
+def test_numbers_of_another_width_are_no_column() -> None:
+    with pytest.raises(AssertionError, match="int64 is not laid out as int32"):
+        column_of(np.arange(3), pa.int32())

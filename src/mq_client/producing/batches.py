@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from mq_client.errors import BatchTooLarge, InvalidRequest, SchemaMismatch
 from mq_protocol import limits
-from mq_protocol.arrow import RECORD_SCHEMA
+from mq_protocol.arrow import RECORD_SCHEMA, column_of
 from mq_protocol.names import did_you_mean
 from mq_protocol.sql.ddl import format_type
 
@@ -330,5 +330,6 @@ def largest_record_bytes(table: pa.Table) -> int:
     """Bytes of the largest key and value together, of a table of the record schema."""
     if table.num_rows == 0:
         return 0
-    lengths = [pc.fill_null(pc.binary_length(table.column(name)), 0) for name in ("key", "value")]
+    none = column_of(np.zeros(table.num_rows, dtype=np.int32), pa.int32())
+    lengths = [pc.coalesce(pc.binary_length(table.column(name)), none) for name in ("key", "value")]
     return int(pc.max(pc.add(*lengths)).as_py())

@@ -31,6 +31,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructField, StructType
 
+from mq_protocol.arrow import column_of
 from mq_protocol.errors import InvalidRequest, InvalidSetting, LeaseLost, SchemaMismatch, TritonMQError
 from mq_spark.datasource.cluster import Cluster, Watch, connect
 from mq_spark.datasource.leasing import Leasing
@@ -390,7 +391,7 @@ class LeasedProjection:
         at = np.searchsorted(np.array([run.first for run in self.runs]), offsets, side="right") - 1
         counts = np.array([(run.deliveries, run.failures) for run in self.runs], dtype=np.int32)[at]
         plain = iter(self._plain.convert(partition, stored).columns)
-        arrays = [next(plain) if count is None else pa.array(counts[:, count]) for count in self._counts]
+        arrays = [next(plain) if count is None else column_of(counts[:, count], pa.int32()) for count in self._counts]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
@@ -426,7 +427,7 @@ def lent(found: Iterable[StoredRows], runs: Sequence[Run]) -> Iterator[StoredRow
 def _chosen(rows: pa.RecordBatch, kept: NDArray[np.bool_]) -> pa.RecordBatch:
     if not rows.num_columns:  # only the number of rows counts, and a filter would lose it
         return rows.slice(0, int(np.count_nonzero(kept)))
-    return rows.filter(pa.array(kept))
+    return rows.take(column_of(np.flatnonzero(kept), pa.int64()))
 
 
 def _offsets(stored: StoredRows) -> NDArray[np.int64]:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import types as spark
 
+from mq_protocol.arrow import column_of, numbers_of
 from mq_protocol.errors import InvalidRequest, SchemaMismatch
 from mq_protocol.names import did_you_mean
 from mq_protocol.partitioner import partitions_for_keys
@@ -90,9 +91,10 @@ class Fit:
         if self._asks_partition:
             asked = rows.column(self._at["partition"])
             self._check_partitions(asked)
-            otherwise = pa.scalar(SPREAD, pa.int32()) if chosen is None else pa.array(chosen)
+            spread = np.full(len(asked), SPREAD, dtype=np.int32) if chosen is None else chosen
+            otherwise = column_of(spread, pa.int32())
             if asked.null_count < len(asked):
-                chosen = pc.coalesce(asked.cast(pa.int32()), otherwise).to_numpy(zero_copy_only=False)
+                chosen = numbers_of(pc.coalesce(asked.cast(pa.int32()), otherwise))
         return chosen
 
     # -------------------------------------------------------------- private
@@ -119,7 +121,7 @@ class Fit:
 
     def _column(self, rows: pa.RecordBatch, stored: pa.Field, now_us: int) -> pa.Array:
         if not self._topic.typed and stored.name not in _STORED_OF_RECORDS:
-            return pa.repeat(pa.scalar(now_us, pa.int64()), rows.num_rows).view(stored.type)
+            return column_of(np.full(rows.num_rows, now_us, dtype=np.int64), stored.type)
         at = self._at.get(stored.name.lower())
         if at is None:
             return pa.nulls(rows.num_rows, stored.type)
@@ -221,7 +223,7 @@ def by_topic(names: pa.Array, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.Re
     if len(topics) == 1:
         yield topics[0], rows
         return
-    for place, piece in _groups(found.indices.to_numpy(zero_copy_only=False), rows):
+    for place, piece in _groups(numbers_of(found.indices), rows):
         yield topics[place], piece
 
 
@@ -247,6 +249,6 @@ def _groups(numbers: NDArray[np.int32], rows: pa.RecordBatch) -> Iterator[tuple[
     if len(borders) == 2:
         yield int(in_order[0]), rows
         return
-    sorted_rows = rows.take(pa.array(order))
+    sorted_rows = rows.take(column_of(order, pa.int64()))
     for start, end in pairwise(borders):
         yield int(in_order[start]), sorted_rows.slice(start, end - start)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pyspark.sql import types as spark
 from pyspark.sql.types import StructField, StructType
 
+from mq_protocol.arrow import column_of
 from mq_protocol.errors import InvalidSetting, SchemaMismatch
 from mq_protocol.names import did_you_mean
 from mq_spark.planning.options import is_of_table
@@ -228,26 +229,35 @@ def _partitions(piece: _Piece) -> pa.Array:
 def _repeated(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
     """Batch after batch repeats the same value: the beginning of an array that is kept serves them all."""
     if rows > _REPEATED_ROWS_MAX:
-        return pa.repeat(pa.scalar(value, kind), rows)
+        return _filled(value, kind, rows)
     return _kept_repeated(value, kind, 1 << (rows - 1).bit_length()).slice(0, rows)
 
 
 @functools.lru_cache(maxsize=_REPEATED_KEPT)
 def _kept_repeated(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
-    return pa.repeat(pa.scalar(value, kind), rows)
+    return _filled(value, kind, rows)
+
+
+def _filled(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
+    if isinstance(value, int):
+        return column_of(np.full(rows, value, dtype=np.int32), kind)
+    text = value.encode()
+    ends = np.arange(rows + 1, dtype=np.int32) * len(text)
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(ends), pa.py_buffer(text * rows)])
 
 
 def _offsets(piece: _Piece) -> pa.Array:
     if any(each.offsets is not None for each in piece.stored):
-        return pa.array(np.concatenate([each.offsets for each in piece.stored if each.offsets is not None]))
+        found = np.concatenate([each.offsets for each in piece.stored if each.offsets is not None])
+        return column_of(found, pa.int64())
     first = piece.stored[0].first_offset  # offsets are dense: rows that follow one another have one run of them
-    return pa.array(np.arange(first, first + len(piece), dtype=np.int64))
+    return column_of(np.arange(first, first + len(piece), dtype=np.int64), pa.int64())
 
 
 def _appended(piece: _Piece) -> pa.Array:
     times = [each.appended_us for each in piece.stored]
     each_row = np.repeat(np.array(times, dtype=np.int64), [each.rows.num_rows for each in piece.stored])
-    return pa.array(each_row).view(TIMESTAMP)
+    return column_of(each_row, TIMESTAMP)
 
 
 def _record_times(piece: _Piece) -> pa.Array:
