@@ -65,7 +65,8 @@ def column_of(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
 
 
 def numbers_of(column: pa.Array) -> NDArray[Any]:
-    """The numbers of a column where they lie; anything in the place of a null. `to_numpy` would import pandas first."""
+    """The whole numbers of a column without a null, where they lie. `to_numpy` would import pandas first."""
+    assert not column.null_count, "a null has no number"
     kind = f"{'i' if pa.types.is_signed_integer(column.type) else 'u'}{column.type.bit_width // 8}"
     return np.frombuffer(column.buffers()[1] or b"", dtype=kind)[column.offset : column.offset + len(column)]
 

@@ -84,7 +84,7 @@ def key_bytes(keys: pa.Array) -> pa.Array:
     kind = keys.type
     if pa.types.is_int32(kind) or pa.types.is_int64(kind):
         width = kind.bit_width // 8
-        big_endian = numbers_of(keys).byteswap().tobytes()
+        big_endian = numbers_of(keys.fill_null(0) if keys.null_count else keys).byteswap().tobytes()
         fixed = pa.Array.from_buffers(pa.binary(width), len(keys), [None, pa.py_buffer(big_endian)]).cast(pa.binary())
         return pc.if_else(keys.is_valid(), fixed, None) if keys.null_count else fixed
     if pa.types.is_binary(kind) or pa.types.is_string(kind):

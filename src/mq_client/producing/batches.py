@@ -28,6 +28,8 @@ RECORD_OVERHEAD_BYTES = 32
 batch."""
 
 FEW: Final = 100
+"""Up to so many keys, values or headers are made a column without PyArrow's help."""
+
 _HEADER_TYPE = RECORD_SCHEMA.field("headers").type
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_MIN_US: Final = -62_135_596_800_000_000
@@ -114,12 +116,11 @@ def records_to_batch(
     """The batch of a topic of records, built a column at a time. Records beyond the end of `keys` or `headers` have
     none."""
     count = len(values)
-    times = pa.py_buffer(np.asarray(timestamps_us, dtype=np.int64))
     columns = [
         _with_nulls(_binaries(keys), count),
         _binaries(values),
         _with_nulls(_header_column(headers), count),
-        pa.Array.from_buffers(RECORD_SCHEMA.field("timestamp").type, count, [None, times]),
+        column_of(np.asarray(timestamps_us, dtype=np.int64), RECORD_SCHEMA.field("timestamp").type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
 

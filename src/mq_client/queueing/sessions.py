@@ -400,8 +400,9 @@ class Sessions:
             session.stream.say(pb.SessionRequest(session=session.number, close=True))
             session.stream.forget(session.number)
         self._sessions.clear()
-        self._shares.round.members -= self._joined
-        self._joined = False
+        if self._joined:
+            self._joined = False
+            self._shares.round.members -= 1
 
     def drain(self) -> list[Line]:
         """All that has no answer, taken out."""

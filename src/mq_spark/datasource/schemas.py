@@ -233,17 +233,15 @@ def _repeated(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
     return _kept_repeated(value, kind, 1 << (rows - 1).bit_length()).slice(0, rows)
 
 
-@functools.lru_cache(maxsize=_REPEATED_KEPT)
-def _kept_repeated(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
-    return _filled(value, kind, rows)
-
-
 def _filled(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
     if isinstance(value, int):
         return column_of(np.full(rows, value, dtype=np.int32), kind)
     text = value.encode()
     ends = np.arange(rows + 1, dtype=np.int32) * len(text)
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(ends), pa.py_buffer(text * rows)])
+
+
+_kept_repeated = functools.lru_cache(maxsize=_REPEATED_KEPT)(_filled)
 
 
 def _offsets(piece: _Piece) -> pa.Array:
