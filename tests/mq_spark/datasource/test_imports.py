@@ -41,6 +41,10 @@ records = records_to_batch([b"k"], [b"v"], [[("a", b"b")]], [1])
 every = stream_schema([topic], include_headers=True, include_metadata=True)
 stored = [StoredRows(records, offset, 7, np.array([offset])) for offset in (5, 9)]
 read = Projection(topic, every).convert(2, stored)
+typed = Topic("n", "1" * 32, pa.schema([("n", pa.int64())]), typed=True, partitions=3)
+numbers = pa.RecordBatch.from_arrays([column_of(np.arange(2), pa.int64())], names=["n"])
+with_place = stream_schema([typed], include_headers=False, include_metadata=True)
+Projection(typed, with_place).convert(2, [StoredRows(numbers, 5, 7)])
 asked = column_of(np.array([1, 2], dtype=np.int32), pa.int32())
 given = StructType().add("key", "binary").add("value", "binary").add("partition", "integer")
 columns = [read.column("key"), read.column("value"), asked]
